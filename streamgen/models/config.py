@@ -1,0 +1,66 @@
+"""What a decoder-only transformer looks like, as data: the one record that loaders make and models are built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig:
+    """Rotary embedding. Names and meanings are those of Hugging Face's `rope_parameters`."""
+
+    theta: float = 10_000.0
+    type: RopeType = "default"
+    factor: float = 1.0
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """Shape and variant of a decoder. Two architectures that differ in a norm and a bias differ here in two fields."""
+
+    architecture: str
+    """Hugging Face's class name, e.g. `LlamaForCausalLM`."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm on each head of q and k, before rope (Qwen3)."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    """From generation_config.json if it has them, else from config.json."""
+    torch_dtype: str | None = None
+    """The dtype that the checkpoint was saved in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationDefaults:
+    """Sampling defaults of a model, from its generation_config.json; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None

@@ -1,0 +1,1 @@
+"""The GPU thread's side: from a StepPlan to sampled token ids."""
