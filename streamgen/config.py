@@ -22,7 +22,7 @@ class ModelConfig:
     served_model_name: tuple[str, ...] = ()
     """Names that clients may use; the first is the one in answers. Default: the model's own."""
     dtype: Dtype = "auto"
-    """Numeric mode of weights and activations. auto: bfloat16 on a GPU that has it, int8 weights and activations on a CPU."""
+    """Numeric mode of weights and activations. auto: bfloat16 on a GPU that has it, int8 on a CPU."""
     max_model_len: int | None = None
     """Most tokens of prompt and output together. Default: what the model was trained for."""
     load_format: LoadFormat = "auto"

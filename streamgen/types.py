@@ -71,7 +71,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.seed is not None:
             _in_range("seed", self.seed, -(2**63), 2**63 - 1)
         if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are taken.", "stop")
+            raise InvalidRequestError(
+                f"stop has {len(self.stop)} strings; at most {MAX_STOP_STRINGS} are taken.", "stop"
+            )
         for text in self.stop:
             if not text:
                 raise InvalidRequestError("A stop string must not be empty.", "stop")
