@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Backend = Literal["triton", "cpu", "reference"]
 
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below this choose the largest logit: dividing by less would overflow float32."""
+
 
 class RmsNorm(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
