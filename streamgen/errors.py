@@ -9,6 +9,8 @@
     │   ├── NotFoundError                404  no such path
     │   │   └── ModelNotFoundError       404  no such model
     │   ├── MethodNotAllowedError        405
+    │   ├── ReplayGoneError              409  a stream cannot be resumed: its frames are no longer kept
+    │   ├── ResumedElsewhereError        409  another reader goes on with the stream
     │   ├── RequestTimeoutError          408  the body did not arrive in time
     │   ├── RequestTooLargeError         413
     │   └── QueueFullError               429  with Retry-After
@@ -118,6 +120,18 @@ class ModelNotFoundError(NotFoundError):
 class MethodNotAllowedError(RequestError):
     status = 405
     code = "method_not_allowed"
+
+
+class ReplayGoneError(RequestError):
+    """The part of a stream that a reader missed has been dropped."""
+
+    status = 409
+    code = "replay_gone"
+
+
+class ResumedElsewhereError(RequestError):
+    status = 409
+    code = "resumed_elsewhere"
 
 
 class RequestTimeoutError(RequestError):
