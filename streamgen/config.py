@@ -1,6 +1,6 @@
 """The server's configuration: frozen, and resolved once. The command line's flags are generated from these classes.
 
-A field's docstring is its help text. Names are vLLM's where vLLM has the flag.
+A field's docstring is its help text. Names are vLLM's where vLLM has the flag. Values out of range raise ConfigError.
 """
 
 from __future__ import annotations
@@ -8,9 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from streamgen.errors import ConfigError
+
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+
+_MANY = 2**63 - 1
+
+
+def _between(config: object, low: float, high: float, *names: str) -> None:
+    """Refuse values outside [low, high], NaN among them. None, which stands for a default, passes."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            bound = f"at least {low}" if high == _MANY else f"between {low} and {high}"
+            raise ConfigError(f"--{name.replace('_', '-')} must be {bound}; it was {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +47,10 @@ class ModelConfig:
     seed: int = 0
     """Seed of requests that bring none, together with a number of their own; and of dummy weights."""
 
+    def __post_init__(self) -> None:
+        _between(self, 1, _MANY, "max_model_len")
+        _between(self, -_MANY - 1, _MANY, "seed")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
@@ -48,6 +65,13 @@ class CacheConfig:
     gpu_memory_utilization: float = 0.9
     """Part of the GPU's memory that the server may take."""
 
+    def __post_init__(self) -> None:
+        _between(self, 1, 1024, "block_size")
+        # One block is for padding and belongs to nobody.
+        _between(self, 2, _MANY, "num_gpu_blocks_override")
+        _between(self, 1, _MANY, "kv_cache_memory_bytes")
+        _between(self, 0.01, 1.0, "gpu_memory_utilization")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
@@ -61,6 +85,15 @@ class SchedulerConfig:
     """Most requests that wait; more get 429."""
     max_num_queued_tokens: int = 1_000_000
     """Most prompt tokens that wait; more get 429."""
+
+    def __post_init__(self) -> None:
+        _between(self, 1, _MANY, "max_num_seqs", "max_num_batched_tokens")
+        _between(self, 0, _MANY, "max_num_queued_reqs", "max_num_queued_tokens")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) is less than --max-num-seqs "
+                f"({self.max_num_seqs}): a step could not give each request one token."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +123,16 @@ class ServerConfig:
     disable_access_log: bool = False
     """Write no line for each request."""
 
+    def __post_init__(self) -> None:
+        _between(self, 0, 65535, "port")
+        _between(self, 1, _MANY, "max_body_bytes", "stream_buffer_bytes")
+        _between(self, 0.1, 86400.0, "sse_keep_alive_interval")
+        _between(self, 0.0, 86400.0, "shutdown_timeout")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError(f"--root-path must begin with a slash; it was {self.root_path!r}.")
+        if any(not key for key in self.api_key):
+            raise ConfigError("--api-key must not be empty.")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -102,3 +145,6 @@ class EngineConfig:
     """Never capture CUDA graphs."""
     steps_in_flight: int = 2
     """Steps that may be launched before the first one's result is known."""
+
+    def __post_init__(self) -> None:
+        _between(self, 1, 8, "steps_in_flight")
