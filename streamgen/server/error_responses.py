@@ -1,0 +1,87 @@
+"""Whatever goes wrong becomes a response in OpenAI's shape."""
+
+from __future__ import annotations
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from streamgen.errors import (
+    EngineError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RequestError,
+    RequestTooLargeError,
+    StreamgenError,
+)
+from streamgen.server.body import ClientGoneError
+from streamgen.server.chunks import dump_json
+from streamgen.server.exchange import of, printable
+
+log = structlog.get_logger(__name__)
+
+
+def error_response(error: StreamgenError) -> Response:
+    headers = error.headers()
+    if isinstance(error, RequestTooLargeError):
+        # The rest of the body will not be read.
+        headers["Connection"] = "close"
+    return Response(dump_json(error.body()), error.status, headers, "application/json")
+
+
+class InternalError(EngineError):
+    """What a client is told of an exception that nobody foresaw. The details are for the log."""
+
+    code = "internal_error"
+
+
+def unforeseen() -> InternalError:
+    return InternalError("The server failed to serve this request.")
+
+
+class ErrorResponses:
+    """Middleware, inside of CORS so that pages may read the errors, and outside of keys and routes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def noticing_send(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noticing_send)
+        except ClientGoneError:
+            return
+        except StreamgenError as error:
+            response = error_response(error)
+        except HTTPException as error:
+            response = error_response(_named(error, scope))
+            response.headers.update(error.headers or {})
+        except Exception:
+            log.exception("request_failed", request_id=of(scope).request_id)
+            if begun:
+                # Only a broken connection can still tell the client that its answer is not whole.
+                raise
+            response = error_response(unforeseen())
+        else:
+            return
+        await response(scope, receive, send)
+
+
+def _named(error: HTTPException, scope: Scope) -> StreamgenError:
+    """Starlette's exception as one of ours."""
+    what = f"{printable(scope['method'], 16)} {printable(scope['path'], 128)}"
+    if error.status_code == 404:
+        return NotFoundError(f"There is nothing at {what}.")
+    if error.status_code == 405:
+        return MethodNotAllowedError(f"{what} is not served; other methods of this path are.")
+    return RequestError(error.detail) if error.status_code < 500 else EngineError(error.detail)
