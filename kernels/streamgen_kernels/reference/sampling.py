@@ -2,7 +2,7 @@
 
 1. NaN or +inf in l, or nothing but -inf: the result is -1.
 2. temperature < GREEDY_TEMPERATURE: the largest logit, the lowest id of equals.
-3. s = l / temperature, held below float32's infinity.
+3. s = l / temperature, held within float32's finite range; a banned token stays at -inf.
 4. top_k > 0: the k largest s stay, of equals those with lower ids.
 5. top_p < 1: in descending order (equals by id), a token stays if the mass before it is less than top_p of the mass
    of what step 4 left: the smallest set whose mass reaches top_p. Mass is counted in whole units of 2⁻³⁴ of the
@@ -60,7 +60,8 @@ def sample(
     del greedy_only
     greedy = temperature < GREEDY_TEMPERATURE
     largest = torch.finfo(torch.float32).max
-    scaled = (logits / torch.where(greedy, 1.0, temperature)[:, None]).clamp_max(largest)
+    quotient = (logits / torch.where(greedy, 1.0, temperature)[:, None]).clamp(-largest, largest)
+    scaled = torch.where(logits == -torch.inf, -torch.inf, quotient)
     noise = gumbel(row_words(seed, sibling, position, logits.shape[-1]))
     score = torch.where(kept_tokens(scaled, top_k, top_p, min_p), scaled + noise, -torch.inf)
     token = _first_largest(torch.where(greedy[:, None], logits, score))
