@@ -1,0 +1,1 @@
+"""Who runs next, and in which memory. Plain Python: no tensors, no event loop, no clock."""
