@@ -19,6 +19,7 @@
     │   ├── CorruptedRowError            500  NaN logits; only this request failed
     │   ├── SlowReaderError              500  the reader lagged past its bound and was cut off
     │   ├── EngineDeadError              503  the engine cannot go on
+    │   ├── NotReadyError                503  the model is still being loaded
     │   └── DrainingError                503  the server is shutting down
     └── SetupError                       raised before the server is ready; the command exits with its text
         ├── ConfigError                  flags or files that contradict each other or mean nothing here
@@ -182,6 +183,15 @@ class SlowReaderError(EngineError):
 class EngineDeadError(EngineError):
     status = 503
     code = "engine_dead"
+
+
+class NotReadyError(EngineError):
+    status = 503
+    type = "service_unavailable"
+    code = "not_ready"
+
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "2"}
 
 
 class DrainingError(EngineError):

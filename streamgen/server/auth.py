@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from streamgen.errors import AuthenticationError, PermissionDeniedError
+from streamgen.errors import AuthenticationError, ConfigError, PermissionDeniedError
 
 Headers: TypeAlias = Iterable[tuple[bytes, bytes]]
 """ASGI's: names in lower case."""
@@ -27,6 +27,9 @@ class KeyRing:
     """Holds digests of the keys, never the keys. Without keys everybody is let in."""
 
     def __init__(self, keys: Sequence[str]) -> None:
+        """Raises ConfigError for a key that no header can carry."""
+        if any(not key or not key.isascii() or not key.isprintable() or key != key.strip() for key in keys):
+            raise ConfigError("API keys must be printable ASCII, without spaces around them, and not empty.")
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
     @property

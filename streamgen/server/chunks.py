@@ -59,13 +59,15 @@ class ChunkRenderer:
     `head` and `tail` are put around every chunk: the framing of the transport.
     """
 
-    def __init__(self, prepared: Prepared, *, id: str, created: int, head: bytes = b"", tail: bytes = b"") -> None:
+    def __init__(
+        self, prepared: Prepared, *, answer_id: str, created: int, head: bytes = b"", tail: bytes = b""
+    ) -> None:
         self._prepared = prepared
         self._head = head
         self._tail = tail
         self._chat = prepared.kind is Kind.CHAT
         self._envelope = {
-            "id": id,
+            "id": answer_id,
             "object": prepared.kind.chunk_object,
             "created": created,
             "model": prepared.model,

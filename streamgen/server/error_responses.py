@@ -62,6 +62,8 @@ class ErrorResponses:
         except ClientGoneError:
             return
         except StreamgenError as error:
+            if begun:
+                raise
             response = error_response(error)
         except HTTPException as error:
             response = error_response(_named(error, scope))

@@ -123,6 +123,7 @@ class Exchanges:
         exchange = Exchange(request_id(scope["headers"]), self._clock())
         path = _below(_below(scope["path"], scope.get("root_path", "")), self._root_path)
         scope.update({"streamgen": exchange, "app": self._owner, "path": path, "root_path": ""})
+        scope.setdefault("state", {})["request_id"] = exchange.request_id
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return

@@ -21,7 +21,7 @@ def start(engine: EngineClient, prepared: Prepared, *, tenant: str, correlation_
     streams: list[RequestStream] = []
     try:
         for prompt in prepared.prompts:
-            streams.append(
+            streams.append(  # noqa: PERF401 - what was added before a refusal must be known
                 engine.add(
                     prompt,
                     prepared.params,

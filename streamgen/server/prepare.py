@@ -100,7 +100,9 @@ def _prepared(
     if options is not None and not stream:
         raise InvalidRequestError("stream_options is only allowed when stream is true.", "stream_options")
     if options is not None and options.include_event_ids:
-        raise InvalidRequestError("include_event_ids is not supported by this server.", "stream_options.include_event_ids")
+        raise InvalidRequestError(
+            "include_event_ids is not supported by this server.", "stream_options.include_event_ids"
+        )
     if len(prompts) * params.n > MAX_CHOICES:
         raise InvalidRequestError(
             f"{len(prompts)} prompts with n = {params.n} make {len(prompts) * params.n} choices; "
