@@ -7,64 +7,59 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
-import orjson
+import structlog
+from starlette.types import Receive, Scope, Send
 
-from streamgen.errors import AuthenticationError, DrainingError, StreamgenError
-from streamgen.server.ws_handshake import bearer_key, key_offered, negotiate
-from streamgen.server.ws_protocol import Protocol
-from streamgen.server.ws_relay import Backend
-from streamgen.server.ws_resume import CallLater, ResumeStore
-from streamgen.server.ws_session import Message, Receive, Send, Session
-
-REFUSED = 403
-"""Status of every refusal before the upgrade that is the client's fault, as the WebSocket world expects it."""
+from streamgen.errors import DrainingError, StreamgenError
+from streamgen.server.auth import check_key, offered_subprotocols
+from streamgen.server.chunks import dump_json
+from streamgen.server.exchange import of
+from streamgen.server.generate import start_chunks
+from streamgen.server.kind import Kind
+from streamgen.server.state import ServerState
+from streamgen.server.ws_protocol import Protocol, negotiate
+from streamgen.server.ws_relay import Backend, ChunkStream, Relay
+from streamgen.server.ws_resume import CallLater, ResumeStore, Timer
+from streamgen.server.ws_session import Session
 
 LAST_WORDS = 1.0
 """Seconds for the error and close frames of sockets that are cut off."""
 
+access_log = structlog.get_logger("streamgen.access")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WebSocketLimits:
-    max_message_bytes: int
-    replay_bytes: int
-    """Bytes of frames kept for one resumable request."""
     max_requests: int = 64
     """Requests that may be open on one socket."""
     resume_grace: float = 60.0
     """Seconds for which a resumable request is kept without a reader, or after its end."""
     max_resumable: int = 1024
+    """Requests that are kept for resuming, on all sockets together."""
     max_resumable_bytes: int = 64 * 2**20
-    """Bytes of frames kept for all resumable requests together."""
+    """Bytes of frames that are kept, for all of them together."""
 
 
 class WebSocketEndpoint:
-    """Owned by the event loop; one for each application.
-
-    `check_key` gives the tenant of a key (None if the client sent none) or raises AuthenticationError; `check_origin`
-    raises PermissionDeniedError for the Origin header of a foreign site (None if the client, then no browser, sent
-    none; the second argument is the Host header).
-    """
+    """Owned by the event loop; one for each application. The Gate has checked key and origin before it is called."""
 
     def __init__(
         self,
-        backend: Backend,
+        state: ServerState,
         *,
-        check_key: Callable[[str | None], str],
-        check_origin: Callable[[str | None, str | None], None],
-        limits: WebSocketLimits,
+        backend: Backend | None = None,
+        limits: WebSocketLimits | None = None,
         call_later: CallLater | None = None,
     ) -> None:
-        self._backend = backend
-        self._check_key = check_key
-        self._check_origin = check_origin
-        self._limits = limits
+        self._state = state
+        self._backend = backend or SharedBackend(state)
+        self._limits = limits or WebSocketLimits()
         self._store = ResumeStore(
-            call_later=call_later or (lambda delay, run: asyncio.get_running_loop().call_later(delay, run)),
-            grace=limits.resume_grace,
-            max_requests=limits.max_resumable,
-            max_bytes=limits.max_resumable_bytes,
+            call_later=call_later or _call_later,
+            grace=self._limits.resume_grace,
+            max_requests=self._limits.max_resumable,
+            max_bytes=self._limits.max_resumable_bytes,
         )
         self._sessions: set[Session] = set()
         self._draining = False
@@ -75,38 +70,36 @@ class WebSocketEndpoint:
     def num_sockets(self) -> int:
         return len(self._sessions)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connect = await receive()
         assert connect["type"] == "websocket.connect"
+        headers = scope["headers"]
         try:
-            key = self._key(scope)
-            self._check_origin(_header(scope, b"origin"), _header(scope, b"host"))
-            self._check_key(key)
-            subprotocol = negotiate(scope["subprotocols"])
+            subprotocol = negotiate(offered_subprotocols(headers))
             if self._draining:
                 raise DrainingError("The server is shutting down.")
         except StreamgenError as error:
             await _refuse(scope, send, error)
             return
-        await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
-        session_id = secrets.token_urlsafe(18)
         session = Session(
             receive,
             send,
             Protocol(
-                session_id,
+                secrets.token_urlsafe(18),
                 max_requests=self._limits.max_requests,
-                max_message_bytes=self._limits.max_message_bytes,
+                max_message_bytes=self._state.config.max_body_bytes,
             ),
             self._backend,
             self._store,
-            authenticate=lambda: self._check_key(key),
-            correlation_id=scope.get("state", {}).get("request_id") or f"ws-{secrets.token_hex(8)}",
-            replay_bytes=self._limits.replay_bytes,
+            authenticate=lambda: check_key(headers, self._state.keys),
+            correlation_id=of(scope).request_id,
+            replay_bytes=self._state.config.stream_buffer_bytes,
+            on_end=self._log,
         )
         self._sessions.add(session)
         self._empty.clear()
         try:
+            await send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
             await session.run()
         finally:
             self._sessions.discard(session)
@@ -129,28 +122,48 @@ class WebSocketEndpoint:
                 await self._empty.wait()
         self._store.clear()
 
-    def _key(self, scope: Message) -> str | None:
-        """The key of the Authorization header, else the one among the sub-protocols, else None."""
-        header = _header(scope, b"authorization")
-        return key_offered(scope["subprotocols"]) if header is None else bearer_key(header)
+    def _log(self, relay: Relay) -> None:
+        if self._state.config.disable_access_log:
+            return
+        access_log.info(
+            "request",
+            request_id=relay.correlation_id,
+            method="WEBSOCKET",
+            path="/v1/ws",
+            kind=relay.kind.value,
+            prompt_tokens=relay.usage.prompt_tokens,
+            completion_tokens=relay.usage.completion_tokens,
+            finish_reason=relay.outcome,
+            **({"tenant": relay.tenant} if relay.tenant else {}),
+        )
 
 
-def _header(scope: Message, name: bytes) -> str | None:
-    values: list[bytes] = [value for key, value in scope["headers"] if key == name]
-    return values[0].decode("latin-1") if values else None
+class SharedBackend:
+    """The Backend that serves bodies as they are served over HTTP."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def start(self, kind: Kind, body: bytes, *, tenant: str, correlation_id: str) -> ChunkStream:
+        _, generation = await start_chunks(self._state, kind, body, tenant=tenant, correlation_id=correlation_id)
+        return generation
 
 
-async def _refuse(scope: Message, send: Send, error: StreamgenError) -> None:
+def _call_later(delay: float, run: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(delay, run)
+
+
+async def _refuse(scope: Scope, send: Send, error: StreamgenError) -> None:
     """Answer the handshake with an HTTP error, whose body says why, where the server can send one."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": error.ws_code, "reason": ""})
         return
-    status = REFUSED if isinstance(error, AuthenticationError) else error.status
     headers = {"content-type": "application/json", **error.headers()}
-    start: dict[str, Any] = {
-        "type": "websocket.http.response.start",
-        "status": status,
-        "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()],
-    }
-    await send(start)
-    await send({"type": "websocket.http.response.body", "body": orjson.dumps(error.body())})
+    await send(
+        {
+            "type": "websocket.http.response.start",
+            "status": error.status,
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()],
+        }
+    )
+    await send({"type": "websocket.http.response.body", "body": dump_json(error.body())})

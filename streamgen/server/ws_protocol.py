@@ -11,13 +11,14 @@ The body of a request stays undecoded JSON (`Create.body`): its meaning is that 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
 import orjson
 
-from streamgen.errors import InvalidRequestError, NotFoundError, QueueFullError, RequestTooLargeError, StreamgenError
+from streamgen.errors import InvalidRequestError, NotFoundError, QueueFullError, StreamgenError
 from streamgen.server.kind import Kind
 from streamgen.server.usage import usage_json
 from streamgen.types import Usage
@@ -240,10 +241,11 @@ class RequestFrames:
         return _text({"type": f"{self._kind}.error", "id": self._id, **error.body()})
 
 
-def close_for(error: StreamgenError) -> Close:
-    """How to close a socket that this error concerns as a whole."""
-    code = CloseCode.TOO_BIG if isinstance(error, RequestTooLargeError) else type(error).ws_code
-    return Close(code, clip_reason(error.message))
+def negotiate(offered: Sequence[str]) -> str:
+    """The sub-protocol to speak, out of those that a client offers. Raises InvalidRequestError."""
+    if SUBPROTOCOL not in offered:
+        raise InvalidRequestError(f"Offer the WebSocket sub-protocol {SUBPROTOCOL!r} (Sec-WebSocket-Protocol).")
+    return SUBPROTOCOL
 
 
 def clip_reason(reason: str) -> str:

@@ -14,11 +14,12 @@ from typing import Protocol
 
 import structlog
 
-from streamgen.errors import EngineError, StreamgenError
+from streamgen.errors import StreamgenError
+from streamgen.server.error_responses import unforeseen
 from streamgen.server.kind import Kind
 from streamgen.server.ws_protocol import Create, RequestFrames
 from streamgen.server.ws_replay import ReplayBuffer
-from streamgen.types import Usage
+from streamgen.types import FinishReason, Usage
 
 log = structlog.get_logger(__name__)
 
@@ -35,12 +36,15 @@ class ChunkStream(Protocol):
     def abort(self) -> None:
         """Stop generating. The remaining chunks, the last ones with finish_reason "abort", can still be read."""
 
+    async def close(self) -> None:
+        """Leave nothing running, whatever happened."""
+
     @property
     def usage(self) -> Usage: ...
 
     @property
     def finish_reason(self) -> str:
-        """Once `get` has returned an empty list: "abort" if any choice was aborted, else the first choice's reason."""
+        """Once `get` has returned an empty list: "abort" if any choice was aborted, else why the first ended."""
 
 
 class Backend(Protocol):
@@ -73,10 +77,13 @@ class Relay:
         *,
         tenant: str,
         correlation_id: str,
-        replay: ReplayBuffer | None = None,
-        on_end: Callable[[Relay], object] | None = None,
+        replay: ReplayBuffer | None,
+        on_end: Callable[[Relay], None],
     ) -> None:
         self.id = create.id
+        self.kind = create.kind
+        self.tenant = tenant
+        self.correlation_id = correlation_id
         self.replay = replay
         self.sink: Sink | None = None
         self.ended = False
@@ -87,10 +94,22 @@ class Relay:
         self._cancelled = False
         self._error: StreamgenError | None = None
         self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._start = asyncio.ensure_future(
             backend.start(create.kind, create.body, tenant=tenant, correlation_id=correlation_id)
         )
         self._start.add_done_callback(self._started)
+
+    @property
+    def usage(self) -> Usage:
+        return self._stream.usage if self._stream is not None else Usage(prompt_tokens=0, completion_tokens=0)
+
+    @property
+    def outcome(self) -> str:
+        """Once it has ended: its finish reason, or the code of the error it ended with."""
+        if self._error is not None:
+            return self._error.code or self._error.type
+        return self._stream.finish_reason if self._stream is not None else FinishReason.ABORT
 
     def attach(self, sink: Sink, after: int = 0) -> None:
         """Let `sink` read from the frame behind `after` on. Another reader, if there is one, gets nothing more.
@@ -121,6 +140,8 @@ class Relay:
         self.cancel()
         self._start.cancel()
         self._stop()
+        if self._stream is not None and self._closing is None:
+            self._closing = asyncio.ensure_future(self._stream.close())
         self._end()
 
     async def fail(self, error: StreamgenError) -> None:
@@ -130,7 +151,7 @@ class Relay:
         self._stop()
         self.sink = sink
         if not self.ended:
-            await self._finish(self._frames.error(error), error)
+            await self._fail(error)
 
     def _run(self, sink: Sink | None, backlog: list[str]) -> None:
         self._stop()
@@ -160,12 +181,10 @@ class Relay:
         try:
             await self._finish(await self._chunks())
         except StreamgenError as error:
-            await self._finish(self._frames.error(error), error)
+            await self._fail(error)
         except Exception:
             log.exception("websocket_request_failed", id=self.id)
-            self.cancel()
-            failure = EngineError("The server failed to serve this request.")
-            await self._finish(self._frames.error(failure), failure)
+            await self._fail(unforeseen())
 
     async def _chunks(self) -> str:
         """Relay all chunks, and return the frame that ends them."""
@@ -182,6 +201,12 @@ class Relay:
             for frame in frames:
                 await self._send(frame)
         return self._frames.done(self._seq + 1, stream.finish_reason, stream.usage)
+
+    async def _fail(self, error: StreamgenError) -> None:
+        # Other choices of the request may still run.
+        if self._stream is not None:
+            await self._stream.close()
+        await self._finish(self._frames.error(error), error)
 
     async def _finish(self, frame: str, error: StreamgenError | None = None) -> None:
         self._keep(frame)
@@ -221,5 +246,4 @@ class Relay:
     def _end(self) -> None:
         if not self.ended:
             self.ended = True
-            if self._on_end is not None:
-                self._on_end(self)
+            self._on_end(self)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+
+from starlette.types import Receive, Send
 
 from streamgen.errors import DrainingError, EngineDeadError, RequestError, ResumedElsewhereError, StreamgenError
 from streamgen.server.ws_protocol import (
@@ -23,10 +25,6 @@ from streamgen.server.ws_protocol import (
 from streamgen.server.ws_relay import Backend, Relay
 from streamgen.server.ws_replay import ReplayBuffer
 from streamgen.server.ws_resume import Key, ResumeStore
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +54,10 @@ class Session:
         authenticate: Callable[[], str],
         correlation_id: str,
         replay_bytes: int,
+        on_end: Callable[[Relay], None],
     ) -> None:
         """`authenticate` gives the tenant of the socket's key, or raises AuthenticationError. It is asked again for
-        each request, so that a revoked key gets no more.
+        each request, so that a revoked key gets no more. `on_end` is told of every request that has ended.
         """
         self._receive = receive
         self._send = send
@@ -68,6 +67,7 @@ class Session:
         self._authenticate = authenticate
         self._correlation_id = correlation_id
         self._replay_bytes = replay_bytes
+        self._on_end = on_end
         self._served = 0
         self._farewells: set[asyncio.Task[None]] = set()
         self._open: dict[str, _Open] = {}
@@ -150,7 +150,7 @@ class Session:
             tenant=tenant,
             correlation_id=f"{self._correlation_id}-{self._served}",
             replay=None if key is None else ReplayBuffer(self._replay_bytes),
-            on_end=None if key is None else lambda _: self._store.release(key),
+            on_end=partial(_ended, self._on_end, self._store, key),
         )
         self._open[event.id] = _Open(event.id, relay, key, RequestFrames(event.kind, event.id))
         relay.attach(self)
@@ -210,3 +210,10 @@ class Session:
     async def _close_if_drained(self) -> None:
         if self._draining and not self._open:
             await self.close(CloseCode.GOING_AWAY, "The server is shutting down.")
+
+
+def _ended(on_end: Callable[[Relay], None], store: ResumeStore, key: Key | None, relay: Relay) -> None:
+    # Not a method: a resumable request outlives its session, and must not keep it alive.
+    if key is not None:
+        store.release(key)
+    on_end(relay)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from streamgen.server.ws_handshake import key_protocol
 from tests.server.test_ws import KEYS, House, house, until
-from tests.server.ws_fakes import Client, ScriptedStream, client
+from tests.server.ws_fakes import Client, ScriptedStream, client, key_protocol
 
 
 async def begin(server: House, ws: Client, name: str = "a", said: int = 2) -> ScriptedStream:
@@ -66,7 +65,7 @@ async def test_an_answer_that_ended_meanwhile_is_replayed_to_its_end() -> None:
 
 
 async def test_without_a_reader_it_is_kept_for_the_grace_time_only() -> None:
-    async with house(resume_grace=60) as (server, address):
+    async with house(limits={"resume_grace": 60}) as (server, address):
         async with client(address) as first:
             stream = await begin(server, first)
             await gone(server, first)
@@ -80,7 +79,7 @@ async def test_without_a_reader_it_is_kept_for_the_grace_time_only() -> None:
 
 
 async def test_a_reader_stops_the_clock() -> None:
-    async with house(resume_grace=60) as (server, address):
+    async with house(limits={"resume_grace": 60}) as (server, address):
         async with client(address) as first:
             stream = await begin(server, first)
             await gone(server, first)
@@ -105,7 +104,7 @@ async def test_what_is_not_resumable_cannot_be_resumed() -> None:
 
 
 async def test_it_is_bound_to_session_and_key() -> None:
-    async with house(keys=dict(KEYS)) as (server, address):
+    async with house(keys=KEYS) as (server, address):
         good: dict[str, Any] = {"subprotocols": ("streamgen.v1", key_protocol("good"))}
         other: dict[str, Any] = {"subprotocols": ("streamgen.v1", key_protocol("other"))}
         async with client(address, **good) as first:
@@ -147,10 +146,11 @@ async def test_a_new_reader_replaces_one_that_is_stuck() -> None:
         frame = await second.receive()
         # Whatever fell out of the replay buffer while the first reader lagged is named.
         assert frame["error"]["code"] == "replay_gone" or frame["seq"] == 3
+        first.connection.transport.abort()
 
 
 async def test_overflow_without_a_reader_aborts() -> None:
-    async with house(replay_bytes=2000) as (server, address):
+    async with house(stream_buffer_bytes=2000) as (server, address):
         async with client(address) as first:
             stream = await begin(server, first)
             await gone(server, first)
@@ -205,7 +205,7 @@ async def test_the_socket_may_go_while_the_request_is_prepared() -> None:
 
 
 async def test_their_number_is_bounded_and_those_that_nobody_reads_go_first() -> None:
-    async with house(max_resumable=2) as (server, address):
+    async with house(limits={"max_resumable": 2}) as (server, address):
         async with client(address) as first:
             lost = await begin(server, first, "lost")
             await gone(server, first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import socket
@@ -45,6 +46,9 @@ class ScriptedStream:
     def fail(self, error: StreamgenError) -> None:
         self._error = error
         self._news.set()
+
+    async def close(self) -> None:
+        self.abort()
 
     async def get(self) -> list[bytes]:
         while not self._chunks and not self._over and self._error is None:
@@ -121,6 +125,11 @@ class FakeTimer:
 
     def cancel(self) -> None:
         self.cancelled = True
+
+
+def key_protocol(key: str) -> str:
+    """The sub-protocol that carries `key`."""
+    return "streamgen.key." + base64.urlsafe_b64encode(key.encode()).rstrip(b"=").decode()
 
 
 @contextlib.asynccontextmanager
