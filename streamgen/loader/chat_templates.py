@@ -35,13 +35,13 @@ def find_chat_templates(folder: Path, tokenizer_config: dict[str, Any]) -> ChatT
         value = read_json_object(source).get("chat_template")
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list):
-        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
-        if len(named) == len(value) and all(isinstance(text, str) for text in (*named, *named.values())):
-            return named
-    if isinstance(value, dict) and all(isinstance(template, str) for template in value.values()):
-        return value
-    raise ModelLoadError(f"{source}: chat_template is neither a template nor a list of named ones.")
+    listed = {}
+    for item in value if isinstance(value, list) else [value]:
+        name, template = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelLoadError(f"{source}: chat_template is neither a template nor a list of named ones.")
+        listed[name] = template
+    return listed or None
 
 
 def chat_template_from_flag(value: str) -> str:

@@ -74,8 +74,8 @@ def refuse_pickles(path: Path) -> None:
         folder = path if path.is_dir() else path.parent
         raise ModelLoadError(
             f"{path} has its weights as pickle ({pickles[0]}), which is never read here: unpickling runs whatever "
-            "code is in the file. Take the model's safetensors files or, if you trust the file, convert it where running "
-            'its code does no harm: python -c "from transformers import AutoModelForCausalLM as M; '
+            "code is in the file. Take the model's safetensors files or, if you trust the file, convert it where its "
+            'code can do no harm: python -c "from transformers import AutoModelForCausalLM as M; '
             f"M.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')\", and copy the tokenizer's files."
         )
 
