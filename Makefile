@@ -13,6 +13,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FETCH_MODEL := $(BIN)/python -m streamgen.loader.default_model
 export TORCH_CPU_INDEX
 
 .PHONY: help setup serve test check format gpu-test bench clean
@@ -30,13 +31,15 @@ help:
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
-	@PYTHON="$(PYTHON)" sh scripts/setup.sh $(VENV)
+	@PYTHON="$(PYTHON)" scripts/setup.sh $(VENV)
 	@touch $(STAMP)
 
 serve: $(STAMP)
+	@$(if $(MODEL),:,$(FETCH_MODEL))
 	@$(BIN)/streamgen serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
 test: $(STAMP)
+	@$(FETCH_MODEL)
 	$(BIN)/python -m pytest -q $(ARGS)
 
 check: $(STAMP)
@@ -50,6 +53,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 gpu-test: $(STAMP)
+	@$(FETCH_MODEL)
 	$(BIN)/python -m pytest -q -m gpu $(ARGS)
 
 bench: $(STAMP)
