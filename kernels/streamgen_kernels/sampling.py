@@ -19,6 +19,7 @@ from streamgen_kernels.reference import sampling as rules
 
 _GREEDY = tl.constexpr(GREEDY_TEMPERATURE)
 _MASS_UNITS = tl.constexpr(float(rules.MASS_UNITS))
+_ROUNDED_DOWN = tl.constexpr(rules.ROUNDED_DOWN)
 _LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 _CHUNK = 8192
 _TILE = 1024
@@ -197,7 +198,7 @@ def _draw_filtered(
             token = first + tl.arange(0, TILE)
             _, scaled = _load(row_ptr, token, temperature, VOCAB)
             total += tl.where(_within(_key(scaled), token, k_key, k_token), _mass(scaled, heaviest), 0)
-        wanted = _ceil(top_p.to(tl.float64) * tl.sum(total, axis=0).to(tl.float64))
+        wanted = _ceil(top_p.to(tl.float64) * _ROUNDED_DOWN * tl.sum(total, axis=0).to(tl.float64))
         p_key, p_token = _bound(row_ptr, heaviest, temperature, tl.maximum(wanted, 1), True, VOCAB, TILE)
 
     lane = tl.arange(0, LANES)

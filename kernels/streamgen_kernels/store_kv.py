@@ -22,13 +22,14 @@ def _store_kv_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
-    column = tl.arange(0, BLOCK_WIDTH)
-    inside = (column < WIDTH) & (slot >= 0)
-    target = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot + column
-    k = tl.load(k_ptr + token * stride_k + column, mask=inside)
-    v = tl.load(v_ptr + token * stride_v + column, mask=inside)
-    tl.store(k_cache_ptr + target, k.to(k_cache_ptr.dtype.element_ty), mask=inside)
-    tl.store(v_cache_ptr + target, v.to(v_cache_ptr.dtype.element_ty), mask=inside)
+    if slot >= 0:
+        column = tl.arange(0, BLOCK_WIDTH)
+        inside = column < WIDTH
+        target = (slot // BLOCK_SIZE) * stride_block + (slot % BLOCK_SIZE) * stride_slot + column
+        k = tl.load(k_ptr + token * stride_k + column, mask=inside)
+        v = tl.load(v_ptr + token * stride_v + column, mask=inside)
+        tl.store(k_cache_ptr + target, k.to(k_cache_ptr.dtype.element_ty), mask=inside)
+        tl.store(v_cache_ptr + target, v.to(v_cache_ptr.dtype.element_ty), mask=inside)
 
 
 def store_kv(

@@ -7,6 +7,8 @@
 5. top_p < 1: in descending order (equals by id), a token stays if the mass before it is less than top_p of the mass
    of what step 4 left: the smallest set whose mass reaches top_p. Mass is counted in whole units of 2⁻³⁴ of the
    heaviest token's, so that a sum does not depend on its order, and the kept set not on the batch or the kernel.
+   A mass that misses by less than top_p's own rounding reaches: 0.8 keeps four of five equals, though float32's 0.8
+   is a little more than four fifths.
 6. min_p > 0: tokens with at least min_p of the heaviest one's mass stay.
 7. The token with the largest s + Gumbel variate (see `random.py`), the lowest id of equals: a draw from the softmax
    of what is left (Gumbel 1954; Maddison, Tarlow, Minka 2014), without computing it.
@@ -23,6 +25,7 @@ from streamgen_kernels.operators import GREEDY_TEMPERATURE
 from streamgen_kernels.reference.random import gumbel, row_words
 
 MASS_UNITS = 2**34
+ROUNDED_DOWN = 1 - 2.0**-23
 MAX_VOCAB_SIZE = 2**18
 """So that a sum of masses stays below 2⁵², within what float64 holds exactly."""
 
@@ -38,7 +41,7 @@ def kept_tokens(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
 
     mass = (weight * MASS_UNITS).to(torch.int64) * kept
     before = mass.cumsum(-1) - mass
-    target = torch.ceil(top_p.double() * mass.sum(-1)).to(torch.int64)
+    target = torch.ceil(top_p.double() * ROUNDED_DOWN * mass.sum(-1)).to(torch.int64)
     kept &= (before < target[:, None]) | (top_p >= 1)[:, None] | (rank == 0)
     kept &= weight >= min_p[:, None]
     return torch.zeros_like(kept).scatter(-1, order, kept)
