@@ -7,7 +7,7 @@ from torch import Tensor
 
 from streamgen_kernels.operators import GREEDY_TEMPERATURE
 from streamgen_kernels.reference.random import gumbel, row_words, token_words
-from streamgen_kernels.reference.sampling import MASS_UNITS, kept_tokens
+from streamgen_kernels.reference.sampling import MASS_UNITS, kept_tokens, mass_wanted
 
 _CANDIDATES = 512
 """Most likely tokens that are looked at before the whole vocabulary is sorted."""
@@ -83,9 +83,8 @@ def _kept_candidates(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
             total = mass[:kept].sum()
         else:
             total = (torch.exp(scaled[0] - values[0]) * MASS_UNITS).to(torch.int64).sum()
-        target = torch.ceil(top_p[0].double() * total).to(torch.int64)
         before = mass.cumsum(0) - mass
-        kept = min(kept, max(1, int((before < target).sum())))
+        kept = min(kept, max(1, int((before < mass_wanted(top_p[0], total)).sum())))
     if least > 0:
         kept = min(kept, int((weight >= min_p[0]).sum()))
     return ids[:kept] if kept <= above else None

@@ -41,10 +41,14 @@ def kept_tokens(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
 
     mass = (weight * MASS_UNITS).to(torch.int64) * kept
     before = mass.cumsum(-1) - mass
-    target = torch.ceil(top_p.double() * ROUNDED_DOWN * mass.sum(-1)).to(torch.int64)
-    kept &= (before < target[:, None]) | (top_p >= 1)[:, None] | (rank == 0)
+    kept &= (before < mass_wanted(top_p, mass.sum(-1))[:, None]) | (top_p >= 1)[:, None] | (rank == 0)
     kept &= weight >= min_p[:, None]
     return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def mass_wanted(top_p: Tensor, total: Tensor) -> Tensor:
+    """Units of mass, int64, that the tokens kept by top_p must reach, out of total."""
+    return torch.ceil(top_p.double() * ROUNDED_DOWN * total).to(torch.int64)
 
 
 def sample(
