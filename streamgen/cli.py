@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(command: Command) -> int:
     """Carry out a command. Each is imported when it is asked for: most never need torch."""
     if isinstance(command, Serve):
-        from streamgen.server.launch import serve
+        from streamgen.commands.serve import serve
 
         return serve(command.engine, command.server)
     if isinstance(command, Chat):

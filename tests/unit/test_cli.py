@@ -256,7 +256,7 @@ def test_version_prints_versions(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_line_is_light() -> None:
     """The port must be bound before anything heavy is imported."""
     code = (
-        "import sys, json; import streamgen.cli, streamgen.commands.parse, streamgen.server.launch;"
+        "import sys, json; import streamgen.cli, streamgen.commands.parse, streamgen.commands.serve;"
         "streamgen.commands.parse.parse(['serve']);"
         "print(json.dumps([m for m in ('torch', 'triton', 'transformers', 'starlette') if m in sys.modules]))"
     )

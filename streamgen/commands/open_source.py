@@ -1,0 +1,23 @@
+"""Choose between a running server and a model in this process."""
+
+from __future__ import annotations
+
+from streamgen.commands.source import LocalSource, ServerSource, Source
+from streamgen.config import EngineConfig
+from streamgen.errors import ConfigError
+
+
+async def open_source(url: str | None, api_key: str, engine: EngineConfig) -> Source:
+    """The server at `url` if there is one, else the model that `engine` describes, loaded with a progress bar.
+
+    Raises SetupError.
+    """
+    if url is not None:
+        if engine != EngineConfig():
+            raise ConfigError("With --url the server chose the model already: no flag of the engine has a meaning.")
+        return ServerSource(url, api_key)
+    from streamgen.server.loading import load
+    from streamgen.server.progress import LoadProgress
+
+    with LoadProgress() as progress:
+        return LocalSource(await load(engine, progress=progress))

@@ -1,0 +1,170 @@
+"""Start-up and shut-down: what a client sees while the model loads, while the server drains, when the engine dies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+import websockets
+
+from streamgen.config import ServerConfig
+from streamgen.errors import DrainingError, EngineDeadError, ModelLoadError
+from streamgen.server.app import create_app
+from streamgen.server.launch import Launch, Loaded, in_thread
+from streamgen.server.listen import listen
+from streamgen.types import FinishReason
+from tests.server.fake_engine import FakeEngine, FakeStream
+from tests.server.world import chat_body, serving_model
+
+
+class StoppableEngine(FakeEngine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.manual = True
+        self.dead: str | None = None
+        self.shutdowns = 0
+
+    async def shutdown(self) -> None:
+        self.shutdowns += 1
+        for stream in self.streams:
+            stream.fail(DrainingError("The server is shutting down."))
+
+
+class Run:
+    """A launched server, whose model a test lets load or fail."""
+
+    def __init__(self, shutdown_timeout: float) -> None:
+        config = ServerConfig(port=0, shutdown_timeout=shutdown_timeout)
+        sockets = listen(config.host, config.port)
+        self.port = sockets[0].getsockname()[1]
+        self.engine = StoppableEngine()
+        self.loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+        self.announced = asyncio.Event()
+        self.launch = Launch(
+            create_app(None, None, config),
+            sockets,
+            self._load,
+            config,
+            when_ready=lambda _serving: self.announced.set(),
+        )
+        self.task = asyncio.create_task(self.launch.run())
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+
+    async def _load(self) -> Loaded:
+        return await self.loaded
+
+    async def ready(self) -> None:
+        self.loaded.set_result(Loaded(self.engine, serving_model()))
+        await self.announced.wait()
+
+    async def status(self, path: str) -> int:
+        return (await self.client.get(path)).status_code
+
+
+@asynccontextmanager
+async def launched(shutdown_timeout: float = 20.0) -> AsyncIterator[Run]:
+    run = Run(shutdown_timeout)
+    try:
+        yield run
+    finally:
+        run.launch.stop()
+        await run.client.aclose()
+        await asyncio.gather(run.task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_stream(run: Run) -> AsyncIterator[tuple[AsyncIterator[str], FakeStream]]:
+    """A stream whose first text has come; the rest of its lines, and the engine's end of it."""
+    body = chat_body(stream=True)
+    async with run.client.stream("POST", "/v1/chat/completions", json=body) as response:
+        stream = await run.engine.next_stream()
+        stream.say("Hello")
+        lines = response.aiter_lines()
+        assert "Hello" in await anext(lines)
+        yield lines, stream
+
+
+async def test_health_answers_while_the_model_loads() -> None:
+    async with launched() as run:
+        assert await run.status("/health") == 200
+        assert await run.status("/ready") == 503
+        refused = await run.client.post("/v1/chat/completions", json=chat_body())
+        assert refused.status_code == 503
+        assert "Retry-After" in refused.headers
+        await run.ready()
+        assert await run.status("/ready") == 200
+
+
+async def test_a_model_that_does_not_load_ends_the_server_with_its_reason() -> None:
+    async with launched() as run:
+        assert await run.status("/health") == 200
+        run.loaded.set_exception(ModelLoadError("no such folder"))
+        with pytest.raises(ModelLoadError, match="no such folder"):
+            await run.task
+
+
+async def test_a_stop_while_loading_ends_at_once() -> None:
+    async with launched() as run:
+        assert await run.status("/health") == 200
+        run.launch.stop()
+        await run.task
+        assert run.loaded.cancelled()
+
+
+async def test_draining_finishes_streams_and_refuses_new_ones() -> None:
+    async with launched() as run:
+        await run.ready()
+        async with open_stream(run) as (lines, stream):
+            run.launch.stop()
+            while await run.status("/ready") == 200:
+                pass  # the stop is taken note of by one of the loop's next turns
+            refused = await run.client.post("/v1/chat/completions", json=chat_body())
+            assert refused.status_code == 503
+            assert refused.json()["error"]["code"] == "draining"
+            stream.say(" world")
+            stream.end(FinishReason.STOP)
+            text = "\n".join([line async for line in lines])
+        assert " world" in text
+        assert '"finish_reason":"stop"' in text
+        assert "data: [DONE]" in text
+        await run.task
+        assert run.engine.shutdowns == 1
+
+
+async def test_what_outlasts_the_grace_time_gets_an_error_and_an_end() -> None:
+    async with launched(shutdown_timeout=0.0) as run:
+        await run.ready()
+        async with open_stream(run) as (lines, _):
+            run.launch.stop()
+            text = "\n".join([line async for line in lines])
+        assert '"code":"draining"' in text
+        assert text.rstrip().endswith("data: [DONE]")
+        await run.task
+
+
+async def test_draining_closes_websockets_with_1001() -> None:
+    async with launched() as run:
+        await run.ready()
+        url = f"ws://127.0.0.1:{run.port}/v1/ws"
+        async with websockets.connect(url, subprotocols=["streamgen.v1"]) as socket:
+            await socket.recv()
+            run.launch.stop()
+            await socket.wait_closed()
+            assert socket.close_code == 1001
+        await run.task
+
+
+async def test_an_engine_that_dies_ends_the_server_with_an_error() -> None:
+    async with launched() as run:
+        await run.ready()
+        assert await run.status("/health") == 200
+        run.engine.dead = "CUDA error: an illegal memory access was encountered"
+        with pytest.raises(EngineDeadError, match="illegal memory access"):
+            await run.task
+
+
+async def test_work_in_a_thread_hands_over_results_and_exceptions() -> None:
+    assert await in_thread(lambda: 7, "load") == 7
+    with pytest.raises(ModelLoadError, match="broken"):
+        await in_thread(lambda: (_ for _ in ()).throw(ModelLoadError("broken")), "load")
