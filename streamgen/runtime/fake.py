@@ -104,13 +104,15 @@ class FakeModelRunner:
             token = self._compute(state, row.start, row.num_tokens) if row.samples else None
             if not row.samples:
                 self._write(state, row.start, row.num_tokens)
+            if token is not None:
+                # A ghost row may follow one whose logits were not finite: the device has some token for it.
+                state.tokens.append(max(token, 0))
             if token is not None and token < 0:
                 failed.append(index)
                 token = None
             counts.append(0 if token is None else 1)
             if token is not None:
                 token_ids.append(token)
-                state.tokens.append(token)
         result = StepResult(plan.step, tuple(counts), tuple(token_ids), tuple(failed))
         pending = FakePendingStep(self, plan, result, frozenset(touched))
         self._pending.append(pending)

@@ -91,7 +91,7 @@ class KVCacheManager:
         return tuple(blocks)
 
     def confirm(self, request: Request, num_tokens: int) -> None:
-        """The device has written the KV of a request's first `num_tokens` tokens: publish the blocks that became full."""
+        """The KV of a request's first `num_tokens` tokens is written: publish the blocks that became full."""
         request.num_confirmed_tokens = num_tokens
         if not self.enable_prefix_caching:
             return

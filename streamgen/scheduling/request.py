@@ -22,7 +22,7 @@ class RequestStatus(Enum):
 
 
 class Request:
-    """A sequence to be continued. Owned by the Scheduler; the only state of it that others read is its tokens and status.
+    """A sequence to be continued. Owned by the Scheduler; others read its tokens and its status, and no more.
 
     `num_computed_tokens` runs ahead of what the device has confirmed: it counts tokens whose KV a launched step will
     have written. `num_pending_tokens` counts tokens that launched steps will sample, whose values are not known yet.

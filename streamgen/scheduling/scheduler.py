@@ -26,6 +26,8 @@ class Progress(NamedTuple):
     finish_reason: FinishReason | None
     stop_token_id: int | None
     """The token that ended it, if one of `stop_token_ids` did."""
+    corrupted: bool = False
+    """With `ERROR`: its logits were not finite, while the step as such succeeded."""
 
 
 class Scheduler:
@@ -167,7 +169,7 @@ class Scheduler:
                 continue  # a ghost row: the request ended while this step was in flight
             if index in failed:
                 self.finish(request, FinishReason.ERROR)
-                progress.append(Progress(request, (), FinishReason.ERROR, None))
+                progress.append(Progress(request, (), FinishReason.ERROR, None, corrupted=True))
                 continue
             if request.status is RequestStatus.RUNNING:
                 self.kv.confirm(request, row.start + row.num_tokens)

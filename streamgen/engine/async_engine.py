@@ -1,0 +1,295 @@
+"""The engine in this process: admits requests, runs the step coroutine, and ends every stream in one way or another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streamgen.config import SchedulerConfig
+from streamgen.engine.admission import Limits, resolve
+from streamgen.engine.client import EngineStats
+from streamgen.engine.engine_loop import EngineLoop
+from streamgen.engine.gpu_thread import GpuThread
+from streamgen.engine.output_processor import OutputProcessor
+from streamgen.engine.token_queue import TokenQueue
+from streamgen.errors import (
+    CorruptedRowError,
+    DrainingError,
+    EngineDeadError,
+    EngineError,
+    QueueFullError,
+    SlowReaderError,
+    StepError,
+)
+from streamgen.runtime.runner import Runner
+from streamgen.scheduling.kv_cache_manager import KVCacheManager
+from streamgen.scheduling.request import Request
+from streamgen.scheduling.scheduler import Progress, Scheduler
+from streamgen.types import Delta, FinishReason, SamplingParams, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from streamgen.text.tokenizer import Tokenizer
+
+log = structlog.get_logger(__name__)
+
+
+class AsyncEngine:
+    """An EngineClient. Everything of it belongs to the event loop that `start` was called on."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        limits: Limits,
+        config: SchedulerConfig,
+        *,
+        tokenizer: Tokenizer | None = None,
+        thread: GpuThread | None = None,
+        steps_in_flight: int = 2,
+        enable_prefix_caching: bool = True,
+        stream_buffer_bytes: int = 2**20,
+        step_timeout: float = 120.0,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args:
+        thread: the GPU thread that built the runner; a new one by default.
+        step_timeout: seconds after which a step that has not come back makes the engine unhealthy.
+        """
+        self.limits = limits.clamped()
+        if self.limits != limits:
+            log.warning("max_model_len_clamped", wanted=limits.max_model_len, kv_pool_holds=self.limits.max_model_len)
+        self.max_model_len = self.limits.max_model_len
+        self.tokenizer = tokenizer
+        self.kv = KVCacheManager(limits.num_blocks, limits.block_size, enable_prefix_caching=enable_prefix_caching)
+        self.scheduler = Scheduler(
+            self.kv,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            policy=config.scheduling_policy,
+        )
+        self._config = config
+        self._runner = runner
+        self._thread = thread
+        self._steps_in_flight = steps_in_flight
+        self._buffer_bytes = stream_buffer_bytes
+        self._step_timeout = step_timeout
+        self._seed = seed
+        self._clock = clock
+        self._outputs = OutputProcessor(tokenizer)
+        self._streams: dict[int, list[Request]] = {}
+        """The unfinished sequences of each open stream."""
+        self._next_id = 0
+        self._loop: EngineLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._draining = False
+        self._dead: str | None = None
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+        self.on_death: Callable[[str], None] | None = None
+        """Called once if the engine cannot go on: the process should end, to be started anew."""
+
+    async def start(self) -> None:
+        if self._thread is None:
+            self._thread = GpuThread(asyncio.get_running_loop(), depth=self._steps_in_flight)
+        self._thread.attach(self._runner)
+        self._loop = EngineLoop(
+            self.scheduler, self._thread, publish=self._publish, on_step=self._on_step, clock=self._clock
+        )
+        self._idle.set()
+        self._task = asyncio.create_task(self._run(self._loop), name="engine-loop")
+
+    @property
+    def ready(self) -> bool:
+        return self._task is not None and self._dead is None and not self._draining
+
+    @property
+    def healthy(self) -> bool:
+        if self._dead is not None:
+            return False
+        since = None if self._loop is None else self._loop.waiting_since
+        return since is None or self._clock() - since < self._step_timeout
+
+    def add(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        correlation_id: str = "",
+    ) -> TokenQueue:
+        if self._dead is not None:
+            raise EngineDeadError("The engine cannot take requests any more.")
+        if self._draining:
+            raise DrainingError("The server is shutting down.")
+        assert self._loop is not None, "start() comes first"
+        resolved = resolve(prompt_token_ids, params, self.limits, priority, self._config.scheduling_policy)
+        self._refuse_if_full(len(resolved.prompt) * params.n, params.n)
+        stream_id = self._next_id
+        queue = TokenQueue(
+            stream_id,
+            resolved.prompt,
+            params.n,
+            max_bytes=self._buffer_bytes,
+            on_abort=lambda: self._abort(stream_id),
+        )
+        seed = params.seed if params.seed is not None else self._seed * 1_000_003 + stream_id
+        leader: Request | None = None
+        for index in range(params.n):
+            request = resolved.request(self._next_id, index, seed, tenant=tenant, leader=leader)
+            self._next_id += 1
+            leader = leader or request
+            self._streams.setdefault(stream_id, []).append(request)
+            self._outputs.add(request, queue, index, params)
+            self.scheduler.add(request)
+        self._idle.clear()
+        self._loop.wake()
+        log.debug("request_added", request=stream_id, request_id=correlation_id, prompt_tokens=len(resolved.prompt))
+        return queue
+
+    async def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, tenant: str = ""
+    ) -> AsyncIterator[Delta]:
+        """Deltas of one request as they come. Leaving the iteration early aborts the request."""
+        stream = self.add(prompt_token_ids, params, priority=priority, tenant=tenant)
+        try:
+            while deltas := await stream.get():
+                for delta in deltas:
+                    yield delta
+        finally:
+            stream.abort()
+
+    def stats(self) -> EngineStats:
+        scheduler = self.scheduler
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting,
+            kv_cache_usage=self.kv.pool.usage,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            preemptions=scheduler.num_preemptions,
+            prefix_cache_queries=scheduler.num_prefix_queries,
+            prefix_cache_hits=scheduler.num_prefix_hits,
+            steps=0 if self._loop is None else self._loop.num_steps,
+        )
+
+    async def drain(self, timeout: float) -> bool:
+        """Take nothing new, and let what runs finish. After `timeout` seconds the rest is ended by DrainingError.
+
+        Returns whether everything finished by itself.
+        """
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        except TimeoutError:
+            for stream_id in list(self._streams):
+                self._fail(stream_id, DrainingError("The server shut down before this request was finished."))
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Stop at once. Streams that are open end by DrainingError."""
+        self._draining = True
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for stream_id in list(self._streams):
+            self._fail(stream_id, DrainingError("The server shut down before this request was finished."))
+        if self._thread is not None:
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
+
+    async def _run(self, loop: EngineLoop) -> None:
+        try:
+            await loop.run()
+        except Exception as error:
+            log.exception("engine_died")
+            self._dead = f"{type(error).__name__}: {error}"
+            for stream_id in list(self._streams):
+                self._fail(stream_id, EngineDeadError("The engine failed and cannot go on."))
+            if self.on_death is not None:
+                self.on_death(self._dead)
+
+    def _refuse_if_full(self, num_tokens: int, count: int) -> None:
+        waiting = self.scheduler.num_waiting
+        if waiting + count > self._config.max_num_queued_reqs + self._num_free_places():
+            raise QueueFullError(f"{waiting} requests wait already; try again later.")
+        queued_tokens = self.scheduler.num_waiting_tokens
+        if queued_tokens and queued_tokens + num_tokens > self._config.max_num_queued_tokens:
+            raise QueueFullError(f"{queued_tokens} prompt tokens wait already; try again later.")
+
+    def _num_free_places(self) -> int:
+        """Requests that the next step could admit: those do not count as waiting."""
+        return self._config.max_num_seqs - len(self.scheduler.running)
+
+    def _publish(self, progress: Sequence[Progress]) -> None:
+        """Tell streams what a step brought. One that ended, failed or overflowed is closed here."""
+        for item in progress:
+            request = item.request
+            output = self._outputs.get(request.request_id)
+            if output is None:
+                continue  # ended while this was waiting to be told
+            queue = output.queue
+            if item.finish_reason is FinishReason.ERROR:
+                self._fail(queue.request_id, self._row_error(item))
+                continue
+            self._generation_tokens += len(item.token_ids)
+            queue.num_cached_tokens = max(queue.num_cached_tokens, request.num_cached_tokens)
+            if output.push(item):
+                self._close_sequence(queue.request_id, request, FinishReason.STOP)
+            elif queue.overflowing:
+                self._fail(
+                    queue.request_id,
+                    SlowReaderError("The reader fell too far behind; the request was ended."),
+                )
+
+    def _on_step(self, plan: StepPlan, result: StepResult) -> None:
+        if result.error is None:
+            self._prompt_tokens += plan.num_tokens - sum(result.counts)
+        else:
+            log.error("step_failed", step=plan.step, error=result.error, fatal=result.fatal)
+
+    @staticmethod
+    def _row_error(item: Progress) -> EngineError:
+        if item.corrupted:
+            return CorruptedRowError("The model computed logits that are not finite for this request.")
+        return StepError("The step that computed this request failed.")
+
+    def _close_sequence(self, stream_id: int, request: Request, reason: FinishReason) -> None:
+        """Forget a sequence whose reader has been told of its end, and stop computing it."""
+        self._outputs.pop(request.request_id)
+        if not request.finished:
+            self.scheduler.finish(request, reason)
+        sequences = self._streams[stream_id]
+        sequences.remove(request)
+        if not sequences:
+            self._forget(stream_id)
+
+    def _forget(self, stream_id: int) -> None:
+        del self._streams[stream_id]
+        if not self._streams:
+            self._idle.set()
+        if self._loop is not None:
+            self._loop.wake()
+
+    def _abort(self, stream_id: int) -> None:
+        for request in self._streams.get(stream_id, [])[:]:
+            output = self._outputs.get(request.request_id)
+            assert output is not None
+            output.end(FinishReason.ABORT)
+            self._close_sequence(stream_id, request, FinishReason.ABORT)
+
+    def _fail(self, stream_id: int, error: EngineError) -> None:
+        """End all of a stream by an error."""
+        for request in self._streams.get(stream_id, [])[:]:
+            output = self._outputs.get(request.request_id)
+            assert output is not None
+            output.queue.fail(error)
+            self._close_sequence(stream_id, request, FinishReason.ERROR)

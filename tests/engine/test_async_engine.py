@@ -1,0 +1,407 @@
+"""The whole engine on a fake runner: from `add` to the end of the stream, on a real loop and a real GPU thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from streamgen.config import SchedulerConfig
+from streamgen.engine.admission import Limits
+from streamgen.engine.async_engine import AsyncEngine
+from streamgen.errors import (
+    ContextLengthError,
+    CorruptedRowError,
+    DrainingError,
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    SlowReaderError,
+    StepError,
+)
+from streamgen.runtime.fake import FakeModelRunner, Script, scripted
+from streamgen.types import Delta, FinishReason, SamplingParams, StepPlan
+from tests.unit.text.tokenizers_for_tests import byte_level_backend, wrap
+
+EOS = 5
+TOKENIZER = wrap(byte_level_backend())
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+@asynccontextmanager
+async def running(
+    script: Script,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 128,
+    before_step: Callable[[StepPlan], None] | None = None,
+    text: bool = False,
+    **config: int,
+) -> AsyncIterator[AsyncEngine]:
+    scheduler = SchedulerConfig(**{"max_num_seqs": 8, **config})
+    limits = Limits(
+        max_model_len=max_model_len,
+        vocab_size=100_000,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_batched_tokens=64,
+        end_token_ids=(EOS,),
+    )
+    runner = FakeModelRunner(script, num_blocks=num_blocks, block_size=block_size, before_step=before_step)
+    engine = AsyncEngine(runner, limits, scheduler, tokenizer=TOKENIZER if text else None, stream_buffer_bytes=4096)
+    await engine.start()
+    try:
+        yield engine
+        engine.scheduler.check()
+        assert engine.kv.pool.num_in_use == 0, "requests hold blocks after their end"
+    finally:
+        await engine.close()
+
+
+async def collect(stream: object) -> list[Delta]:
+    deltas = []
+    async with asyncio.timeout(20):
+        while news := await stream.get():
+            deltas.extend(news)
+    return deltas
+
+
+def joined(deltas: list[Delta], index: int = 0) -> list[int]:
+    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+
+
+async def test_scripted_tokens_come_back_one_delta_a_step() -> None:
+    async with running(scripted([11, 12, 13, 14])) as engine:
+        deltas = await collect(engine.add([1, 2, 3], SamplingParams(max_tokens=4)))
+    assert [d.token_ids for d in deltas] == [(11,), (12,), (13,), (14,)]
+    assert [d.finish_reason for d in deltas] == [None, None, None, FinishReason.LENGTH]
+
+
+async def test_two_steps_are_in_flight() -> None:
+    """The fake runner withholds a result until the next step was launched: a loop that waits for it first would hang."""
+    seen: list[int] = []
+    async with running(scripted(range(20, 40)), before_step=lambda plan: seen.append(plan.step)) as engine:
+        stream = engine.add([1], SamplingParams(max_tokens=10))
+        assert len(joined(await collect(stream))) == 10
+        assert engine.stats().steps == len(seen) == 10
+
+
+async def test_an_end_token_ends_it_and_leaves_a_ghost_row() -> None:
+    async with running(scripted([11, EOS], then=12)) as engine:
+        stream = engine.add([1, 2], GREEDY)
+        deltas = await collect(stream)
+        assert joined(deltas) == [11, EOS]
+        assert deltas[-1].finish_reason is FinishReason.STOP
+        assert stream.usage.completion_tokens == 2
+        # The next request takes the slot that a ghost row may still use.
+        assert joined(await collect(engine.add([3], GREEDY))) == [11, EOS]
+
+
+async def test_ignore_eos_and_min_tokens() -> None:
+    async with running(scripted([EOS] * 3, then=7)) as engine:
+        ignoring = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+        assert joined(await collect(engine.add([1], ignoring))) == [EOS, EOS, EOS, 7, 7]
+        at_least = SamplingParams(temperature=0.0, max_tokens=5, min_tokens=2)
+        assert joined(await collect(engine.add([1], at_least))) == [0, 0, EOS]
+
+
+async def test_a_stop_token_is_named_and_is_no_text() -> None:
+    ids = TOKENIZER.encode("abc", add_special_tokens=False)
+    async with running(scripted([*ids, *ids]), text=True) as engine:
+        deltas = await collect(engine.add([1], SamplingParams(max_tokens=6, stop_token_ids=(ids[2],))))
+    assert "".join(d.text for d in deltas) == "ab"
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, ids[2])
+
+
+async def test_siblings_end_apart_and_share_the_prompt() -> None:
+    async with running(scripted([11, 12, 13])) as engine:
+        stream = engine.add(list(range(1, 20)), SamplingParams(max_tokens=3, n=3))
+        deltas = await collect(stream)
+        for index in range(3):
+            assert joined(deltas, index) == [11, 12, 13]
+            assert sum(d.finish_reason is not None for d in deltas if d.index == index) == 1
+        assert stream.usage.prompt_tokens == 19
+        assert stream.usage.completion_tokens == 9
+        assert engine._runner.num_tokens < 19 * 2
+
+
+async def test_cached_tokens_are_counted() -> None:
+    async with running(scripted([11])) as engine:
+        for cached in (0, 16):
+            stream = engine.add(list(range(1, 20)), SamplingParams(max_tokens=2))
+            await collect(stream)
+            assert stream.usage.cached_tokens == cached
+        stream = engine.add(list(range(1, 20)), SamplingParams(max_tokens=2), tenant="another")
+        await collect(stream)
+        assert stream.usage.cached_tokens == 0
+
+
+async def test_D3_what_changes_the_kv_is_in_the_key() -> None:
+    """Equal ids under another salt (model, adapter, image, tenant: whatever the server puts there) find nothing."""
+    async with running(scripted([11])) as engine:
+        prompt = list(range(1, 20))
+        await collect(engine.add(prompt, GREEDY, tenant="a"))
+        for tenant, cached in (("b", 0), ("a", 16), ("", 0)):
+            stream = engine.add(prompt, GREEDY, tenant=tenant)
+            await collect(stream)
+            assert stream.usage.cached_tokens == cached
+
+
+async def test_D5_a_tenants_prompt_is_found_by_itself_alone() -> None:
+    """Neither the cached count nor the work done tells tenant B what tenant A asked."""
+    async with running(scripted([11])) as engine:
+        prompt = list(range(1, 40))
+        work = []
+        for tenant in ("a", "b", "a"):
+            before = engine._runner.num_tokens
+            await collect(engine.add(prompt, SamplingParams(max_tokens=1), tenant=tenant))
+            work.append(engine._runner.num_tokens - before)
+        assert work[0] == work[1] == 39
+        assert work[2] < 8
+
+
+@pytest.mark.parametrize("phase", ["queued", "prefilling", "decoding"])
+async def test_C1_an_abort_takes_effect_within_a_step(phase: str) -> None:
+    async with running(scripted([], then=9), max_num_seqs=1) as engine:
+        blocker = engine.add([1], SamplingParams(max_tokens=100)) if phase == "queued" else None
+        prompt = [2] * 100 if phase == "prefilling" else [2]
+        stream = engine.add(prompt, SamplingParams(max_tokens=20))
+        if phase == "decoding":
+            await stream.get()
+        stream.abort()
+        stream.abort()
+        assert stream.request_id not in engine.scheduler.requests
+        deltas = await collect(stream)
+        assert deltas[-1].finish_reason is FinishReason.ABORT
+        assert sum(d.finish_reason is not None for d in deltas) == 1
+        if blocker is not None:
+            blocker.abort()
+        assert joined(await collect(engine.add([3], SamplingParams(max_tokens=2)))) == [9, 9]
+
+
+async def test_C4_a_request_that_can_never_fit_is_refused_at_once() -> None:
+    async with running(scripted([], then=9), num_blocks=9) as engine:
+        assert engine.max_model_len == 32
+        with pytest.raises(ContextLengthError, match="32 tokens"):
+            engine.add([1] * 36, SamplingParams(max_tokens=1))
+        with pytest.raises(ContextLengthError):
+            engine.add([1] * 30, SamplingParams(max_tokens=3))
+        assert len(joined(await collect(engine.add([1] * 30, SamplingParams())))) == 2
+        assert len(joined(await collect(engine.add([1], SamplingParams(max_tokens=3))))) == 3
+
+
+@pytest.mark.parametrize("prompt", [[], [-1], [100_000], [1, 2**63]])
+async def test_a_bad_prompt_never_reaches_the_engine(prompt: list[int]) -> None:
+    async with running(scripted([1])) as engine:
+        with pytest.raises(InvalidRequestError):
+            engine.add(prompt, GREEDY)
+        assert engine.stats().steps == 0
+
+
+async def test_the_queue_is_bounded() -> None:
+    async with running(scripted([], then=9), max_num_seqs=1, max_num_queued_reqs=2) as engine:
+        streams = [engine.add([1], SamplingParams(max_tokens=4)) for _ in range(3)]
+        with pytest.raises(QueueFullError) as refused:
+            engine.add([1], GREEDY)
+        assert refused.value.headers() == {"Retry-After": "1"}
+        for stream in streams:
+            assert len(joined(await collect(stream))) == 4
+    async with running(scripted([], then=9), max_num_seqs=1, max_num_queued_tokens=20) as engine:
+        first = engine.add([1] * 15, SamplingParams(max_tokens=4))
+        with pytest.raises(QueueFullError):
+            engine.add([1] * 15, GREEDY)
+        await collect(first)
+
+
+async def test_an_exception_in_a_step_ends_its_requests_and_no_others() -> None:
+    def fault(plan: StepPlan) -> None:
+        if any(row.num_tokens == 13 for row in plan.rows):
+            raise RuntimeError("acted out")
+
+    async with running(scripted([], then=9), before_step=fault, max_num_seqs=1) as engine:
+        doomed = engine.add([2] * 13, SamplingParams(max_tokens=5))
+        waiting = engine.add([3] * 3, SamplingParams(max_tokens=5))
+        with pytest.raises(StepError):
+            await collect(doomed)
+        assert joined(await collect(waiting)) == [9] * 5
+        assert engine.healthy
+
+
+async def test_requests_in_flight_behind_a_failed_step_are_computed_anew() -> None:
+    failed: list[int] = []
+
+    def fault(plan: StepPlan) -> None:
+        if len(plan.rows) == 1 and plan.rows[0].num_tokens == 13 and not failed:
+            failed.append(plan.step)
+            raise RuntimeError("acted out")
+
+    async with running(scripted(range(20, 60)), before_step=fault) as engine:
+        doomed = engine.add([2] * 13, SamplingParams(max_tokens=5))
+        await asyncio.sleep(0)
+        others = [engine.add([i] * 3, SamplingParams(max_tokens=9)) for i in (3, 4, 5)]
+        with pytest.raises(StepError):
+            await collect(doomed)
+        for other in others:
+            assert joined(await collect(other)) == list(range(20, 29))
+
+
+async def test_rows_that_are_not_finite_fail_alone() -> None:
+    def script(prompt: list[int], output: list[int]) -> int:
+        return -1 if prompt[0] == 66 and len(output) == 2 else 9
+
+    async with running(script) as engine:
+        bad, good = engine.add([66], GREEDY), engine.add([1], GREEDY)
+        with pytest.raises(CorruptedRowError):
+            await collect(bad)
+        assert joined(await collect(good)) == [9] * 8
+
+
+async def test_a_lost_device_ends_every_stream_and_the_engine() -> None:
+    def fault(plan: StepPlan) -> None:
+        if plan.step == 3:
+            raise EngineDeadError("the device is gone")
+
+    deaths: list[str] = []
+    async with running(scripted([], then=9), before_step=fault) as engine:
+        engine.on_death = deaths.append
+        streams = [engine.add([1], SamplingParams(max_tokens=50)) for _ in range(3)]
+        for stream in streams:
+            with pytest.raises((StepError, EngineDeadError)):
+                await collect(stream)
+        await asyncio.sleep(0)
+        assert not engine.healthy
+        assert not engine.ready
+        assert len(deaths) == 1
+        with pytest.raises(EngineDeadError):
+            engine.add([1], GREEDY)
+
+
+async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_one_else() -> None:
+    async with running(scripted([], then=9), max_model_len=1024, num_blocks=400, max_num_seqs=2) as engine:
+        lagging = engine.add([1], SamplingParams(max_tokens=1000))
+        reading = engine.add([2], SamplingParams(max_tokens=900))
+        assert len(joined(await collect(reading))) == 900
+        with pytest.raises(SlowReaderError):
+            await collect(lagging)
+        assert lagging.usage.completion_tokens <= 4096 // 8 + 1
+
+
+async def test_a_lagging_reader_gets_merged_deltas() -> None:
+    async with running(scripted(range(20, 60))) as engine:
+        stream = engine.add([1], SamplingParams(max_tokens=30))
+        while not stream.ended:
+            await asyncio.sleep(0)
+        (delta,) = await stream.get()
+        assert list(delta.token_ids) == list(range(20, 50))
+        assert await stream.get() == []
+
+
+async def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
+    async with running(scripted([], then=9)) as engine:
+        stream = engine.add([1], SamplingParams(max_tokens=20))
+        drained = asyncio.create_task(engine.drain(10))
+        await asyncio.sleep(0)
+        with pytest.raises(DrainingError):
+            engine.add([1], GREEDY)
+        assert not engine.ready
+        assert len(joined(await collect(stream))) == 20
+        assert await drained
+
+
+async def test_draining_has_an_end() -> None:
+    async with running(scripted([], then=9), max_model_len=100_000, num_blocks=30_000) as engine:
+        stream = engine.add([1], SamplingParams(max_tokens=90_000))
+        assert not await engine.drain(0)
+        with pytest.raises(DrainingError):
+            await collect(stream)
+
+
+async def test_a_step_that_hangs_is_unhealthy() -> None:
+    now = [0.0]
+    async with running(scripted([], then=9)) as engine:
+        engine._clock = lambda: now[0]
+        assert engine.healthy
+        engine._loop._clock = engine._clock
+        engine.scheduler.schedule = lambda: None
+        engine._loop._in_flight.append((None, asyncio.get_running_loop().create_future(), 0.0))
+        now[0] = 1000.0
+        assert not engine.healthy
+        engine._loop._in_flight.clear()
+
+
+async def test_leaving_the_iteration_aborts() -> None:
+    async with running(scripted([], then=9)) as engine:
+        generator = engine.generate([1], SamplingParams(max_tokens=100))
+        async for _delta in generator:
+            break
+        await generator.aclose()
+        assert engine.stats().running == 0
+
+
+async def test_the_same_tokens_with_little_memory() -> None:
+    outputs = []
+    for num_blocks in (200, 12):
+        async with running(
+            lambda p, o: 10 + (sum(p) * 31 + sum(o) * 7 + len(o)) % 50, num_blocks=num_blocks, max_model_len=40
+        ) as engine:
+            streams = [engine.add([i] * 9, SamplingParams(max_tokens=20)) for i in range(1, 7)]
+            outputs.append([joined(await collect(s)) for s in streams])
+            preemptions = engine.stats().preemptions
+    assert outputs[0] == outputs[1]
+    assert preemptions > 0
+
+
+def pieces(*texts: str) -> list[int]:
+    ids = []
+    for text in texts:
+        ids.extend(TOKENIZER.encode(text, add_special_tokens=False))
+    return ids
+
+
+async def test_A1_no_replacement_characters_in_the_middle() -> None:
+    text = "a🎉b漢č…"
+    ids = pieces(text)
+    async with running(scripted(ids), text=True) as engine:
+        deltas = await collect(engine.add([1], SamplingParams(max_tokens=len(ids))))
+    assert len(ids) > len(text)
+    assert "".join(d.text for d in deltas) == text
+    assert all("\ufffd" not in d.text for d in deltas)
+
+
+async def test_A2_an_end_inside_a_character_gives_one_fallback_character() -> None:
+    ids = pieces("🎉")
+    assert len(ids) > 1
+    async with running(scripted(ids), text=True) as engine:
+        deltas = await collect(engine.add([1], SamplingParams(max_tokens=1)))
+    assert "".join(d.text for d in deltas) == "\ufffd"
+    assert deltas[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_A5_nothing_of_a_stop_string_is_sent() -> None:
+    ids = pieces("abcDEFGHij")
+    async with running(scripted(ids), text=True) as engine:
+        deltas = await collect(engine.add([1], SamplingParams(max_tokens=10, stop=("DEFG",))))
+        assert "".join(d.text for d in deltas) == "abc"
+        assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (FinishReason.STOP, "DEFG")
+        kept = SamplingParams(max_tokens=10, stop=("DEFG",), include_stop_str_in_output=True)
+        assert "".join(d.text for d in await collect(engine.add([1], kept))) == "abcDEFG"
+
+
+async def test_A6_a_held_back_tail_is_sent_at_the_end() -> None:
+    ids = pieces("abZ")
+    for script, params in (
+        (scripted(ids), SamplingParams(max_tokens=3, stop=("ZZZZ",))),
+        (scripted([*ids, EOS]), SamplingParams(max_tokens=9, stop=("ZZZZ",))),
+    ):
+        async with running(script, text=True) as engine:
+            deltas = await collect(engine.add([1], params))
+        assert "".join(d.text for d in deltas) == "abZ"
+
+
+async def test_stop_strings_wait_for_min_tokens() -> None:
+    async with running(scripted(pieces("abab")), text=True) as engine:
+        params = SamplingParams(max_tokens=4, stop=("b",), min_tokens=2)
+        assert "".join(d.text for d in await collect(engine.add([1], params))) == "aba"
