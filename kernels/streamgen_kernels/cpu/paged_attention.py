@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # noqa: SLF001
 _FINEST_CLASS = 64
 _CLASSES_AN_OCTAVE = 8
 

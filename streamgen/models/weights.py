@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+
+from streamgen.errors import ModelLoadError
+from streamgen.models.decoder import Decoder
+
+_NAMED_AT_MOST = 5
+
+
+class WeightSource(Protocol):
+    """The part of a checkpoint that holds weights."""
+
+    @property
+    def num_tensors(self) -> int: ...
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+
+
+def load_weights(model: Decoder, source: WeightSource, progress: Callable[[str, int, int], None] | None = None) -> None:
+    """Fill the model from a checkpoint. Raises ModelLoadError that names what is missing, surplus or misshapen."""
+    slots = model.weight_slots()
+    missing = dict.fromkeys(slots)
+    surplus = []
+    total = source.num_tensors
+    for done, (name, values) in enumerate(source.tensors(), 1):
+        slot = slots.get(name)
+        if slot is None:
+            if not _ignorable(name, tied=model.config.tie_word_embeddings):
+                surplus.append(name)
+        elif name not in missing:
+            raise ModelLoadError(f"The checkpoint has the tensor {name} twice.")
+        else:
+            if tuple(values.shape) != slot.shape:
+                raise ModelLoadError(
+                    f"The tensor {name} has shape {tuple(values.shape)}; the config says {slot.shape}."
+                )
+            slot.load(values)
+            del missing[name]
+        if progress is not None:
+            progress("Loading weights", done, total)
+    if missing:
+        raise ModelLoadError(f"The checkpoint lacks {_listed(list(missing))}.")
+    if surplus:
+        raise ModelLoadError(f"The model has no place for {_listed(surplus)}; its config says another shape.")
+
+
+def draw_weights(model: Decoder, seed: int) -> None:
+    """Random weights for a model without a checkpoint: normal with the deviation 0.02, norms at one."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, slot in model.weight_slots().items():
+        if name.endswith("norm.weight"):
+            slot.load(torch.ones(slot.shape))
+        else:
+            slot.load(torch.empty(slot.shape).normal_(std=0.02, generator=generator))
+
+
+def _ignorable(name: str, *, tied: bool) -> bool:
+    """What old checkpoints carry although it follows from the config or from another tensor."""
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
+def _listed(names: list[str]) -> str:
+    what = "the tensor" if len(names) == 1 else f"{len(names)} tensors:"
+    more = f" and {len(names) - _NAMED_AT_MOST} more" if len(names) > _NAMED_AT_MOST else ""
+    return f"{what} {', '.join(sorted(names)[:_NAMED_AT_MOST])}{more}"
