@@ -1,0 +1,98 @@
+"""Log lines: one JSON object a line on standard error, or coloured text where a person sits in front of it.
+
+Code logs by `structlog.get_logger(name).info("event_name", field=value)`. What other libraries log by the standard
+library's `logging` comes out the same way. JSON is pure ASCII, so that no value, whoever sent it, can start a line or
+talk to a terminal; coloured text shows such characters as escapes. Secrets are replaced before either is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any, Literal, TextIO
+
+import structlog
+from structlog.typing import Processor
+
+from streamgen.observability.redaction import Redaction, escape_controls
+
+Level = Literal["debug", "info", "warning", "error"]
+_QUIET = ("asyncio", "httpcore", "httpx", "urllib3", "filelock", "huggingface_hub", "uvicorn.access", "websockets")
+"""Libraries of which only warnings are wanted. uvicorn's access lines lack our fields; the server writes its own."""
+
+
+def configure_logging(
+    level: Level = "info", *, stream: TextIO | None = None, pretty: bool | None = None, secrets: Iterable[str] = ()
+) -> None:
+    """Set up all logging of the process. Meant to be called once, at its start; a later call replaces the earlier.
+
+    `stream` is standard error by default, and `pretty` whether it is a terminal. `secrets` never appear in a line.
+    """
+    stream = sys.stderr if stream is None else stream
+    pretty = stream.isatty() if pretty is None else pretty
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    before: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+    ]
+    after: list[Processor] = [Redaction(secrets), *(_text(stream) if pretty else (_to_json,))]
+    structlog.configure(
+        processors=[*before, _add_name, *after],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=lambda *args: Output(stream, args[0] if args else ""),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *before],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *after],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(threshold)
+    logging.captureWarnings(True)
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(name).handlers.clear()
+        logging.getLogger(name).propagate = True
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
+
+
+class Output:
+    """Where structlog's lines go. Knows the name that the logger was asked for by."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self.name = name
+        self._stream = stream
+
+    def write(self, line: str) -> None:
+        # A closed or broken standard error must not fail the request whose line it was.
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(line + "\n")
+            self._stream.flush()
+
+    msg = log = debug = info = warning = warn = error = exception = critical = fatal = write
+
+
+def _add_name(logger: Any, _method: str, event: Any) -> Any:
+    if logger is not None and logger.name:
+        event["logger"] = logger.name
+    return event
+
+
+def _to_json(_logger: Any, _method: str, event: Any) -> str:
+    line = json.dumps(event, ensure_ascii=True, default=repr)
+    # The one control character that JSON leaves as it is.
+    return line.replace("\x7f", "\\u007f")
+
+
+def _text(stream: TextIO) -> tuple[Processor, ...]:
+    return (escape_controls, structlog.dev.ConsoleRenderer(colors=stream.isatty()))
