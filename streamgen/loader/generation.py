@@ -83,6 +83,5 @@ def resolve_generation(setting: str, own: GenerationConfig) -> GenerationConfig:
             f"there is no {path}."
         )
     other = read_generation_config(path)
-    return GenerationConfig(
-        other.eos_token_ids or own.eos_token_ids, other.bos_token_id or own.bos_token_id, other.defaults
-    )
+    bos = own.bos_token_id if other.bos_token_id is None else other.bos_token_id
+    return GenerationConfig(other.eos_token_ids or own.eos_token_ids, bos, other.defaults)

@@ -148,7 +148,7 @@ def _llama3_rope(factors: npt.NDArray[np.float64], theta: float, config: Fields)
     The converter writes 1 for short wavelengths, `factor` for long ones and a blend between, in which
     s = (original / wavelength - low) / (high - low) goes from 0 to 1. So s is linear in 1 / wavelength, and two points
     give original / (high - low) and low / (high - low): all that matters, as the three scale together. The published
-    settings are tried first, because the blend may have fewer points than two.
+    settings are tried first, and then their `low` and `high` with another length, which one point tells.
     """
     dim, factor = 2 * len(factors), float(factors.max())
     if np.isfinite(factors).all() and factors.min() > 0.99:
@@ -156,9 +156,12 @@ def _llama3_rope(factors: npt.NDArray[np.float64], theta: float, config: Fields)
             return RopeConfig(theta=theta)
         candidates = [LLAMA3_DEFAULTS]
         blended = (factors > 1.0 + 1e-4) & (factors < factor * (1 - 1e-4))
-        if blended.sum() >= 2:
-            inverse_wavelengths = theta ** -(np.arange(0, dim, 2) / dim)[blended] / (2 * math.pi)
-            smooth = (1.0 / factors[blended] - 1.0 / factor) / (1.0 - 1.0 / factor)
+        inverse_wavelengths = theta ** -(np.arange(0, dim, 2) / dim)[blended] / (2 * math.pi)
+        smooth = (1.0 / factors[blended] - 1.0 / factor) / (1.0 - 1.0 / factor)
+        if len(smooth):
+            _, low, high = LLAMA3_DEFAULTS
+            candidates.append((round(float((low + (high - low) * smooth[0]) / inverse_wavelengths[0])), low, high))
+        if len(smooth) > 1:
             slope, offset = np.polyfit(inverse_wavelengths, smooth, 1)
             if slope > 0 and offset < 0:
                 candidates.append((round(float(-slope / offset)), 1.0, 1.0 - 1.0 / float(offset)))

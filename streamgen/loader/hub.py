@@ -108,6 +108,8 @@ def _unfetched(repo_id: str, error: Exception) -> ModelLoadError:
         why = "the repository has no such file"
     elif isinstance(error, errors.HFValidationError):
         why = "it is no valid Hugging Face id"
+    elif isinstance(error, errors.HfHubHTTPError):
+        why = f"the hub answered: {' '.join(str(error).split())[:300]}"
     else:
         reason = " ".join(str(error).split())[:300]
         why = f"the Hugging Face hub cannot be reached ({type(error).__name__}: {reason})"
