@@ -9,10 +9,17 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from streamgen.commands.version import DISTRIBUTION
 from streamgen.config import EngineConfig, ServerConfig
 from streamgen.server.listen import listen, url
+
+if TYPE_CHECKING:
+    from streamgen.server.serving import ServingModel
+
+GPU_THREAD = "streamgen-gpu"
+"""Name of the thread that loads the model and then owns the device."""
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
@@ -23,34 +30,43 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
 
     from streamgen.observability.logging import configure_logging
 
-    configure_logging(level=server.log_level)
+    configure_logging(server.log_level, secrets=server.api_key)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(sockets, address, engine, server))
-    _leave_loading_behind()
+    _leave_thread_behind()
     return 0
 
 
 async def _serve(sockets: Sequence[socket.socket], address: str, engine: EngineConfig, server: ServerConfig) -> None:
+    from streamgen.observability.metrics import Metrics
     from streamgen.server.app import create_app
     from streamgen.server.launch import Launch, Loaded
     from streamgen.server.loading import load
     from streamgen.server.progress import LoadProgress
-    from streamgen.server.serving import ServingModel
 
-    app = create_app(None, None, server)
+    metrics = Metrics()
+    app = create_app(None, None, server, metrics=metrics)
 
     async def load_with_progress() -> Loaded:
         with LoadProgress() as progress:
-            return await load(engine, progress=progress)
+            return await load(
+                engine, progress=progress, metrics=metrics, stream_buffer_bytes=server.stream_buffer_bytes
+            )
 
     def announce(serving: ServingModel) -> None:
-        print(banner(address, serving), flush=True)
+        print(banner(address + server.root_path, serving), flush=True)
 
     await Launch(app, sockets, load_with_progress, server, when_ready=announce).run()
 
 
-def banner(address: str, serving: object) -> str:
-    return address + str(serving)
+def banner(address: str, serving: ServingModel) -> str:
+    """What a person needs to know once the server is ready."""
+    return (
+        f"\n  {serving.names[0]} is ready, with a context of {serving.max_model_len} tokens.\n\n"
+        f"  Chat    {address}/\n"
+        f"  API     {address}/v1\n\n"
+        f"  Ctrl-C stops the server.\n"
+    )
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -61,8 +77,9 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _leave_loading_behind() -> None:
-    """A thread that still loads a model cannot be stopped, and Python would tear libraries down under it."""
-    if any(thread.name == "load" for thread in threading.enumerate()):
+def _leave_thread_behind() -> None:
+    """A thread that still loads, or hangs in the device, cannot be stopped, and must not see Python taken down."""
+    if any(thread.name == GPU_THREAD for thread in threading.enumerate()):
         sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(0)

@@ -8,15 +8,13 @@ is 0. A second signal ends the process where it stands.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import socket
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
 import structlog
 import uvicorn
@@ -30,24 +28,20 @@ from streamgen.server.serving import ServingModel
 
 SETTLE_POLL_SECONDS = 0.05
 """How often a draining server looks whether its last response has ended."""
-DEATH_POLL_SECONDS = 0.25
-"""How often a running server looks whether its engine lives."""
 LAST_FRAMES_SECONDS = 2.0
 """What streams that are cut off get to send their last frames."""
 
 log = structlog.get_logger("streamgen.launch")
-T = TypeVar("T")
 
 
 class Engine(EngineClient, Protocol):
     """What must be stopped again."""
 
-    async def shutdown(self) -> None:
-        """Fail what still runs, stop stepping, give the device back. Idempotent."""
+    on_death: Callable[[str], None] | None
+    """Called once, with the reason, if the engine cannot go on."""
 
-    @property
-    def dead(self) -> str | None:
-        """Why the engine cannot go on; None while it can."""
+    async def shutdown(self) -> None:
+        """Fail what still runs, stop stepping, give the device back."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +82,10 @@ class Launch:
         self._load = load
         self._config = config
         self._when_ready = when_ready
-        self._stop = asyncio.Event()
-        self._signalled = False
         self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._death: asyncio.Future[str] = self._loop.create_future()
+        self._signalled = False
         self._server = Server(_uvicorn_config(app, config), self._signal)
 
     def stop(self) -> None:
@@ -104,16 +99,14 @@ class Launch:
         loading = asyncio.ensure_future(self._load())
         engine: Engine | None = None
         try:
-            await asyncio.wait({serving, stopping, loading}, return_when=asyncio.FIRST_COMPLETED)
+            await _first(serving, stopping, loading)
             if loading.done():
                 loaded = self._attach(loading)
                 engine = loaded.engine
-                watching = asyncio.create_task(_death_of(engine))
-                await asyncio.wait({serving, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
-                if watching.done():
-                    self._app.server.fail(watching.result())
-                    raise EngineDeadError(watching.result())
-                watching.cancel()
+                await _first(serving, stopping, self._death)
+                if self._death.done():
+                    self._app.server.fail("The engine failed and cannot go on.")
+                    raise EngineDeadError(f"The engine failed and cannot go on: {self._death.result()}")
             if stopping.done():
                 await self._drain(engine)
         finally:
@@ -131,6 +124,7 @@ class Launch:
         except StreamgenError as error:
             self._app.server.fail(error.message)
             raise
+        loaded.engine.on_death = self._died
         self._app.server.attach(loaded.engine, loaded.serving)
         # What exists by now lives as long as the process; the collector need not look at it again.
         gc.collect()
@@ -151,6 +145,10 @@ class Launch:
         while self._server.server_state.tasks and self._loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(SETTLE_POLL_SECONDS)  # uvicorn has no event for this
 
+    def _died(self, why: str) -> None:
+        if not self._death.done():
+            self._death.set_result(why)
+
     def _signal(self, number: int) -> None:
         if self._signalled:
             os._exit(128 + number)
@@ -159,37 +157,8 @@ class Launch:
         self._loop.call_soon_threadsafe(self._stop.set)
 
 
-async def in_thread(work: Callable[[], T], name: str) -> T:
-    """Run `work` on a thread that does not keep the process from ending, unlike an executor's."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]  # of the type that `work` returns
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as raised:  # noqa: BLE001  handed to whoever waits
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody waits any more
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await done
-
-
-async def _death_of(engine: Engine) -> str:
-    while (why := engine.dead) is None:  # noqa: ASYNC110  a death is rare, and known by a flag
-        await asyncio.sleep(DEATH_POLL_SECONDS)
-    return why
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
@@ -203,6 +172,7 @@ def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
         lifespan="on",
         log_config=None,
         access_log=False,
+        log_level="info" if config.log_level == "debug" else "warning",
         server_header=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=1,

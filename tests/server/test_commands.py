@@ -20,7 +20,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Stoppable(FakeEngine):
-    dead = None
+    on_death = None
     stopped = False
 
     async def shutdown(self) -> None:

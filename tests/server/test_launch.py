@@ -1,7 +1,7 @@
 """Start-up and shut-down: what a client sees while the model loads, while the server drains, when the engine dies."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -11,7 +11,7 @@ import websockets
 from streamgen.config import ServerConfig
 from streamgen.errors import DrainingError, EngineDeadError, ModelLoadError
 from streamgen.server.app import create_app
-from streamgen.server.launch import Launch, Loaded, in_thread
+from streamgen.server.launch import Launch, Loaded
 from streamgen.server.listen import listen
 from streamgen.types import FinishReason
 from tests.server.fake_engine import FakeEngine, FakeStream
@@ -22,11 +22,11 @@ class StoppableEngine(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self.manual = True
-        self.dead: str | None = None
-        self.shutdowns = 0
+        self.on_death: Callable[[str], None] | None = None
+        self.closed = 0
 
     async def shutdown(self) -> None:
-        self.shutdowns += 1
+        self.closed += 1
         for stream in self.streams:
             stream.fail(DrainingError("The server is shutting down."))
 
@@ -129,7 +129,7 @@ async def test_draining_finishes_streams_and_refuses_new_ones() -> None:
         assert '"finish_reason":"stop"' in text
         assert "data: [DONE]" in text
         await run.task
-        assert run.engine.shutdowns == 1
+        assert run.engine.closed == 1
 
 
 async def test_what_outlasts_the_grace_time_gets_an_error_and_an_end() -> None:
@@ -159,12 +159,6 @@ async def test_an_engine_that_dies_ends_the_server_with_an_error() -> None:
     async with launched() as run:
         await run.ready()
         assert await run.status("/health") == 200
-        run.engine.dead = "CUDA error: an illegal memory access was encountered"
+        run.engine.on_death("CUDA error: an illegal memory access was encountered")
         with pytest.raises(EngineDeadError, match="illegal memory access"):
             await run.task
-
-
-async def test_work_in_a_thread_hands_over_results_and_exceptions() -> None:
-    assert await in_thread(lambda: 7, "load") == 7
-    with pytest.raises(ModelLoadError, match="broken"):
-        await in_thread(lambda: (_ for _ in ()).throw(ModelLoadError("broken")), "load")
