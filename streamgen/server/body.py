@@ -17,8 +17,9 @@ class ClientGoneError(Exception):
     """The client left before its request was whole, so that there is nobody to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: float = BODY_TIMEOUT) -> bytes:
+async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: float | None = None) -> bytes:
     """Raises RequestTooLargeError past `limit` bytes, RequestTimeoutError after `seconds`, ClientGoneError."""
+    seconds = BODY_TIMEOUT if seconds is None else seconds
     _check_declared(scope, limit)
     try:
         async with asyncio.timeout(seconds):
