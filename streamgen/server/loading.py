@@ -28,7 +28,20 @@ async def load(
     Raises SetupError. Cancelled, it leaves the thread to itself: loading cannot be interrupted.
     """
     engine, checkpoint = await load_engine(config, progress=progress, stream_buffer_bytes=stream_buffer_bytes)
-    return Loaded(engine, serving_model(config, checkpoint, engine.max_model_len))
+    serving = serving_model(config, checkpoint, engine.max_model_len)
+    if metrics is not None:
+        engine.metrics = metrics
+        metrics.attach(
+            engine.stats,
+            model_name=serving.names[0],
+            max_model_len=serving.max_model_len,
+            cache={
+                "block_size": config.cache.block_size,
+                "num_gpu_blocks": engine.limits.num_blocks,
+                "enable_prefix_caching": config.cache.enable_prefix_caching,
+            },
+        )
+    return Loaded(engine, serving)
 
 
 def serving_model(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> ServingModel:
