@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import jinja2
 from jinja2 import meta
 
-from streamgen.errors import ConfigError, InvalidRequestError
+from streamgen.errors import InvalidRequestError
 from streamgen.text.messages import ContentFormat, prepare_messages
 from streamgen.text.template_environment import ChatEnvironment, TemplateRefusalError, render_bounded
 
@@ -30,16 +29,6 @@ _RESERVED = frozenset(
 )
 _INTERNAL = frozenset({"message", "content", "reasoning_content", "role", "tool", "tool_call", "loop"})
 """What templates call their own variables: read before they are set in some branch, but not for clients to set."""
-
-
-def read_chat_template(value: str) -> str:
-    """The template that `--chat-template` names or is. Raises ConfigError for a file that cannot be read."""
-    if any(mark in value for mark in ("{{", "{%", "\n")):
-        return value
-    try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"The chat template {value!r} is no template and no readable file: {error}") from error
 
 
 class ChatTemplate:
@@ -89,19 +78,6 @@ class ChatTemplate:
         self._formats: dict[str, ContentFormat] = {
             name: self._content_format(template) for name, template in self._templates.items()
         }
-
-    @classmethod
-    def from_option(cls, option: str | None, source: TemplateSource, special_tokens: Mapping[str, str]) -> ChatTemplate:
-        """The `--chat-template` of the operator if there is one, else the model's own.
-
-        Raises ConfigError if the operator's cannot be used; the model's own may be missing or broken.
-        """
-        if option is None:
-            return cls(source, special_tokens)
-        chat = cls(read_chat_template(option), special_tokens)
-        if chat.error is not None:
-            raise ConfigError(chat.error.replace("This model's chat template", "The chat template given"))
-        return chat
 
     def render(
         self,

@@ -5,8 +5,8 @@ import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from streamgen.errors import ConfigError, InvalidRequestError
-from streamgen.text.chat import ChatTemplate, read_chat_template
+from streamgen.errors import InvalidRequestError
+from streamgen.text.chat import ChatTemplate
 from tests.unit.text import chat_templates
 from tests.unit.text.tokenizers_for_tests import byte_level_backend, with_bos, wrap
 
@@ -166,25 +166,6 @@ def test_G11_named_templates_by_mapping_and_by_list():
     assert template({"rag": "only one"}).render([user("a")]) == "only one"
     with pytest.raises(InvalidRequestError, match="several"):
         template({"rag": "x", "other": "y"}).render([user("a")])
-
-
-def test_G11_template_from_a_file_or_inline(tmp_path):
-    file = tmp_path / "chat.jinja"
-    file.write_text(chat_templates.CHATML, encoding="utf-8")
-    expected = template(chat_templates.CHATML).render([user("a")])
-    for option in (str(file), chat_templates.CHATML):
-        assert ChatTemplate.from_option(option, None, SPECIAL).render([user("a")]) == expected
-    assert ChatTemplate.from_option(None, chat_templates.CHATML, SPECIAL).render([user("a")]) == expected
-
-
-def test_G11_an_operators_template_that_cannot_be_used_stops_the_start(tmp_path):
-    binary = tmp_path / "binary.jinja"
-    binary.write_bytes(b"\xff\xfe{{")
-    for option in (str(tmp_path / "missing.jinja"), str(tmp_path), str(binary), "x\0y"):
-        with pytest.raises(ConfigError, match="no readable file"):
-            read_chat_template(option)
-    with pytest.raises(ConfigError, match="The chat template given cannot be used"):
-        ChatTemplate.from_option("{% if %}", chat_templates.CHATML, SPECIAL)
 
 
 def test_content_parts_are_joined_for_templates_that_want_a_string():
