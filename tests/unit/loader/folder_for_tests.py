@@ -23,9 +23,10 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """One token a byte, and three special ones."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = tokenizers.Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
+    """One token a byte, one of two bytes in place of 0xC0 (which no text has), and three special ones."""
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens[tokens.index("\u00c0")] = "zq"
+    backend = tokenizers.Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, [("z", "q")]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<bos>", "<eos>", "<pad>"])
