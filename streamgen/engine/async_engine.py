@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import structlog
 
 from streamgen.config import SchedulerConfig
-from streamgen.engine.admission import Limits, resolve
+from streamgen.engine.admission import Limits, ResolvedRequest, resolve
 from streamgen.engine.client import EngineStats
 from streamgen.engine.engine_loop import EngineLoop
 from streamgen.engine.gpu_thread import GpuThread
 from streamgen.engine.output_processor import OutputProcessor
+from streamgen.engine.timings import EngineMetrics, StreamTimings
 from streamgen.engine.token_queue import TokenQueue
 from streamgen.errors import (
     CorruptedRowError,
@@ -83,6 +84,9 @@ class AsyncEngine:
         self._outputs = OutputProcessor(tokenizer)
         self._streams: dict[int, list[Request]] = {}
         """The unfinished sequences of each open stream."""
+        self._timings: dict[int, StreamTimings] = {}
+        self.metrics: EngineMetrics | None = None
+        """Whom to tell what happened, and how long it took."""
         self._next_id = 0
         self._loop: EngineLoop | None = None
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +133,7 @@ class AsyncEngine:
         if self._draining:
             raise DrainingError("The server is shutting down.")
         assert self._loop is not None, "start() comes first"
-        resolved = resolve(prompt_token_ids, params, self.limits, priority, self._config.scheduling_policy)
+        resolved = self.validate(prompt_token_ids, params, priority)
         self._refuse_if_full(len(resolved.prompt) * params.n, params.n)
         stream_id = self._next_id
         queue = TokenQueue(
@@ -139,6 +143,7 @@ class AsyncEngine:
             max_bytes=self._buffer_bytes,
             on_abort=lambda: self._abort(stream_id),
         )
+        self._timings[stream_id] = StreamTimings(self._clock(), len(resolved.prompt), params.n, params.max_tokens)
         seed = params.seed if params.seed is not None else self._seed * 1_000_003 + stream_id
         leader: Request | None = None
         for index in range(params.n):
@@ -152,6 +157,15 @@ class AsyncEngine:
         self._loop.wake()
         log.debug("request_added", request=stream_id, request_id=correlation_id, prompt_tokens=len(resolved.prompt))
         return queue
+
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams, priority: int = 0) -> ResolvedRequest:
+        """Check a request without queueing it. Raises InvalidRequestError or ContextLengthError."""
+        return resolve(prompt_token_ids, params, self.limits, priority, self._config.scheduling_policy)
+
+    @property
+    def max_queued(self) -> int:
+        """Requests that the queue takes, besides those that run."""
+        return self._config.max_num_queued_reqs
 
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, tenant: str = ""
@@ -194,8 +208,13 @@ class AsyncEngine:
             return False
         return True
 
-    async def close(self) -> None:
-        """Stop at once. Streams that are open end by DrainingError."""
+    @property
+    def dead(self) -> str | None:
+        """Why the engine cannot go on; None while it can."""
+        return self._dead
+
+    async def shutdown(self) -> None:
+        """Stop at once, and give the device back. Streams that are open end by DrainingError. Idempotent."""
         self._draining = True
         if self._task is not None:
             self._task.cancel()
@@ -204,7 +223,8 @@ class AsyncEngine:
         for stream_id in list(self._streams):
             self._fail(stream_id, DrainingError("The server shut down before this request was finished."))
         if self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(None, self._thread.close)
+            thread, self._thread = self._thread, None
+            await asyncio.get_running_loop().run_in_executor(None, thread.close)
 
     async def _run(self, loop: EngineLoop) -> None:
         try:
@@ -231,6 +251,8 @@ class AsyncEngine:
 
     def _publish(self, progress: Sequence[Progress]) -> None:
         """Tell streams what a step brought. One that ended, failed or overflowed is closed here."""
+        now = self._clock()
+        gaps: list[float] = []
         for item in progress:
             request = item.request
             output = self._outputs.get(request.request_id)
@@ -240,25 +262,45 @@ class AsyncEngine:
             if item.finish_reason is FinishReason.ERROR:
                 self._fail(queue.request_id, self._row_error(item))
                 continue
+            timings = self._timings[queue.request_id]
+            if output.last_token_at is not None:
+                gaps.append(now - output.last_token_at)
+            elif timings.first_token is None:
+                timings.first_token = now
+                self._prompt_tokens += timings.prompt_tokens
+                queue.num_cached_tokens = request.num_cached_tokens
+                if self.metrics is not None:
+                    self.metrics.first_token(now - timings.arrival)
+            output.last_token_at = timings.last_token = now
+            timings.generation_tokens += len(item.token_ids)
             self._generation_tokens += len(item.token_ids)
-            queue.num_cached_tokens = max(queue.num_cached_tokens, request.num_cached_tokens)
             if output.push(item):
-                self._close_sequence(queue.request_id, request, FinishReason.STOP)
+                self._close_sequence(queue.request_id, request, item.finish_reason or FinishReason.STOP)
             elif queue.overflowing:
                 self._fail(
                     queue.request_id,
                     SlowReaderError("The reader fell too far behind; the request was ended."),
                 )
+        if self.metrics is not None and gaps:
+            self.metrics.gaps(gaps)
 
-    def _on_step(self, plan: StepPlan, result: StepResult) -> None:
-        if result.error is None:
-            self._prompt_tokens += plan.num_tokens - sum(result.counts)
-        else:
+    def _on_step(self, plan: StepPlan, result: StepResult, launched_at: float) -> None:
+        if result.error is not None:
             log.error("step_failed", step=plan.step, error=result.error, fatal=result.fatal)
+            return
+        for admission in plan.admitted:
+            output = self._outputs.get(admission.request_id)
+            timings = None if output is None else self._timings.get(output.queue.request_id)
+            if timings is not None and timings.scheduled is None:
+                timings.scheduled = launched_at
+        num_sampled = len(result.token_ids)
+        if self.metrics is not None:
+            self.metrics.step(plan.num_tokens - num_sampled, num_sampled)
 
-    @staticmethod
-    def _row_error(item: Progress) -> EngineError:
+    def _row_error(self, item: Progress) -> EngineError:
         if item.corrupted:
+            if self.metrics is not None:
+                self.metrics.request_corrupted()
             return CorruptedRowError("The model computed logits that are not finite for this request.")
         return StepError("The step that computed this request failed.")
 
@@ -267,13 +309,18 @@ class AsyncEngine:
         self._outputs.pop(request.request_id)
         if not request.finished:
             self.scheduler.finish(request, reason)
+        timings = self._timings[stream_id]
+        timings.longest = max(timings.longest, request.num_output_tokens)
         sequences = self._streams[stream_id]
         sequences.remove(request)
         if not sequences:
-            self._forget(stream_id)
+            self._forget(stream_id, reason)
 
-    def _forget(self, stream_id: int) -> None:
+    def _forget(self, stream_id: int, reason: FinishReason) -> None:
         del self._streams[stream_id]
+        timings = self._timings.pop(stream_id)
+        if self.metrics is not None:
+            timings.report(self.metrics, reason, self._clock())
         if not self._streams:
             self._idle.set()
         if self._loop is not None:

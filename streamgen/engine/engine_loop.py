@@ -15,7 +15,8 @@ SLICE = 64
 """Streams that are told of their tokens before the loop looks whether the next result has come."""
 
 Publish: TypeAlias = Callable[[Sequence[Progress]], None]
-OnStep: TypeAlias = Callable[[StepPlan, StepResult], None]
+OnStep: TypeAlias = Callable[[StepPlan, StepResult, float], None]
+"""(plan, result, when the plan was handed over)"""
 
 
 class StepFailedError(Exception):
@@ -83,12 +84,12 @@ class EngineLoop:
             self._in_flight.append((plan, future, self._clock()))
 
     def _reconcile(self) -> None:
-        plan, future, _ = self._in_flight.popleft()
+        plan, future, launched_at = self._in_flight.popleft()
         result = future.result()
         self.num_steps += 1
         self._untold.extend(self._scheduler.update(result))
         if self._on_step is not None:
-            self._on_step(plan, result)
+            self._on_step(plan, result, launched_at)
         if result.fatal:
             raise StepFailedError(result.error)
 

@@ -31,6 +31,8 @@ class SequenceOutput:
     min_tokens: int
     include_stop: bool
     num_tokens: int = 0
+    last_token_at: float | None = None
+    """When its newest token was told, by the engine's clock."""
 
     def push(self, progress: Progress) -> bool:
         """Pass a step's gain on. True if the sequence has ended by it, be it by a stop string that only text shows."""

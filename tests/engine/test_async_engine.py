@@ -58,7 +58,7 @@ async def running(
         engine.scheduler.check()
         assert engine.kv.pool.num_in_use == 0, "requests hold blocks after their end"
     finally:
-        await engine.close()
+        await engine.shutdown()
 
 
 async def collect(stream: object) -> list[Delta]:
@@ -81,7 +81,7 @@ async def test_scripted_tokens_come_back_one_delta_a_step() -> None:
 
 
 async def test_two_steps_are_in_flight() -> None:
-    """The fake runner withholds a result until the next step was launched: a loop that waits for it first would hang."""
+    """The fake withholds a result until the next step was launched: a loop that waits for it first would hang."""
     seen: list[int] = []
     async with running(scripted(range(20, 40)), before_step=lambda plan: seen.append(plan.step)) as engine:
         stream = engine.add([1], SamplingParams(max_tokens=10))
@@ -292,8 +292,7 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_one_else() -> N
 async def test_a_lagging_reader_gets_merged_deltas() -> None:
     async with running(scripted(range(20, 60))) as engine:
         stream = engine.add([1], SamplingParams(max_tokens=30))
-        while not stream.ended:
-            await asyncio.sleep(0)
+        await engine.drain(10)
         (delta,) = await stream.get()
         assert list(delta.token_ids) == list(range(20, 50))
         assert await stream.get() == []

@@ -1,0 +1,75 @@
+"""From a configuration to a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from streamgen.config import EngineConfig
+from streamgen.engine.admission import Limits
+from streamgen.engine.async_engine import AsyncEngine
+from streamgen.engine.gpu_thread import GpuThread
+
+if TYPE_CHECKING:
+    from streamgen.loader.checkpoint import Checkpoint
+    from streamgen.runtime.model_runner import ModelRunner
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called, from the thread that loads, with (what is done, how much of it is done, how much there is)."""
+
+
+class LoadedEngine(NamedTuple):
+    engine: AsyncEngine
+    checkpoint: Checkpoint
+    """Closed: its weights are in the engine. Config, tokenizer and generation defaults remain."""
+
+
+async def load_engine(
+    config: EngineConfig, *, progress: Progress | None = None, stream_buffer_bytes: int = 2**20
+) -> LoadedEngine:
+    """Open the checkpoint, build the runner on the thread that will own the device, start the engine.
+
+    Raises SetupError. Cancelled, it leaves the thread to itself: loading cannot be interrupted.
+    """
+    thread = GpuThread(asyncio.get_running_loop(), depth=config.steps_in_flight)
+    checkpoint, runner = await thread.call(lambda: _build(config, progress or _silent))
+    engine = AsyncEngine(
+        runner,
+        Limits(
+            max_model_len=runner.max_model_len,
+            vocab_size=checkpoint.decoder.vocab_size,
+            num_blocks=runner.num_blocks,
+            block_size=config.cache.block_size,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            end_token_ids=checkpoint.decoder.eos_token_ids,
+        ),
+        config.scheduler,
+        tokenizer=checkpoint.tokenizer,
+        thread=thread,
+        steps_in_flight=config.steps_in_flight,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        stream_buffer_bytes=stream_buffer_bytes,
+        seed=config.model.seed,
+    )
+    await engine.start()
+    return LoadedEngine(engine, checkpoint)
+
+
+def _build(config: EngineConfig, progress: Progress) -> tuple[Checkpoint, ModelRunner]:
+    # Here and not above: torch comes in with these, and a server binds its port before.
+    from streamgen.loader import open_checkpoint
+
+    checkpoint = open_checkpoint(config.model, progress=progress)
+    try:
+        progress("Starting torch", 0, 1)
+        from streamgen.runtime import build_runner
+
+        progress("Starting torch", 1, 1)
+        return checkpoint, build_runner(config, checkpoint, progress=progress)
+    finally:
+        checkpoint.close()
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    pass

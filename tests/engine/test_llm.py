@@ -1,0 +1,92 @@
+"""The offline class, on a tiny model with weights drawn from a seed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamgen.errors import ConfigError, ContextLengthError, InvalidRequestError
+from streamgen.llm import LLM, RequestOutput, engine_config
+from streamgen.types import FinishReason, SamplingParams
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 127,
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    (folder / "config.json").write_text(json.dumps(TINY))
+    with LLM(
+        str(folder), load_format="dummy", dtype="float32", device="cpu", max_num_seqs=4, num_gpu_blocks_override=64
+    ) as llm:
+        yield llm
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(llm: LLM) -> None:
+    prompts = [[1, 2, 3], [4] * 40, [5], [6, 7] * 9, [8] * 17]
+    done: list[RequestOutput] = []
+    together = llm.generate(prompts, GREEDY, on_output=done.append)
+    assert [list(o.prompt_token_ids) for o in together] == prompts
+    assert len(done) == len(prompts)
+    for prompt, output in zip(prompts, together, strict=True):
+        (alone,) = llm.generate(prompt, GREEDY)
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+        assert alone.outputs[0].finish_reason is FinishReason.LENGTH
+        assert output.usage.completion_tokens == 6
+
+
+def test_seeded_siblings_differ_and_repeat(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=12, n=3, seed=42, ignore_eos=True)
+    first, second = ([o.token_ids for o in llm.generate([[1, 2]], params)[0].outputs] for _ in range(2))
+    assert first == second
+    assert len({tuple(tokens) for tokens in first}) == 3
+
+
+def test_E1_a_seeded_answer_does_not_depend_on_its_neighbours(llm: LLM) -> None:
+    seeded = SamplingParams(temperature=1.0, max_tokens=10, seed=42, ignore_eos=True)
+    unseeded = SamplingParams(temperature=1.0, max_tokens=14, ignore_eos=True)
+    alone = llm.generate([[9, 8, 7]], seeded)[0].outputs[0].token_ids
+    prompts = [[3] * 30, [9, 8, 7], [2], [9, 8, 7]]
+    outputs = llm.generate(prompts, [unseeded, seeded, unseeded, seeded])
+    assert outputs[1].outputs[0].token_ids == alone
+    assert outputs[3].outputs[0].token_ids == alone
+
+
+def test_one_bad_prompt_is_refused_before_anything_is_computed(llm: LLM) -> None:
+    steps = llm.engine.stats().steps
+    with pytest.raises(ContextLengthError):
+        llm.generate([[1], [1] * 300], GREEDY)
+    with pytest.raises(InvalidRequestError, match="128"):
+        llm.generate([[1], [128]], GREEDY)
+    with pytest.raises(InvalidRequestError, match="no tokenizer"):
+        llm.generate("text", GREEDY)
+    with pytest.raises(InvalidRequestError, match="2 prompts and 1"):
+        llm.generate([[1], [2]], [GREEDY])
+    assert llm.engine.stats().steps == steps
+    assert llm.generate([], GREEDY) == []
+
+
+def test_options_find_their_config() -> None:
+    config = engine_config("m", {"dtype": "float32", "block_size": 32, "max_num_seqs": 3, "enforce_eager": True})
+    assert (config.model.model, config.model.dtype) == ("m", "float32")
+    assert (config.cache.block_size, config.scheduler.max_num_seqs, config.enforce_eager) == (32, 3, True)
+    with pytest.raises(ConfigError, match="swap_space"):
+        engine_config("m", {"swap_space": 4})
