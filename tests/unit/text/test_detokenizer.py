@@ -194,3 +194,13 @@ def test_ids_that_do_not_exist_add_nothing_and_are_not_remembered():
         assert tokenizer.token_text(-1) == tokenizer.token_text(10**6) == ""
         assert tokenizer.decode([-1, 2**40]) == ""
     assert all(token_id < 1000 for token_id in wrap(byte_level_backend())._skipping.pieces)
+
+
+def test_a_long_output_keeps_the_window_short():
+    for backend in (metaspace_backend(), wordpiece_backend()):
+        detokenizer = wrap(backend).detokenizer([3] * 1000)
+        longest = 0
+        for _ in range(1000):
+            detokenizer.push(3)
+            longest = max(longest, len(detokenizer._ids))
+        assert longest <= 16
