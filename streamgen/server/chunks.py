@@ -90,8 +90,10 @@ class ChunkRenderer:
             choice = first + delta.index
             cut = self._cut.get(choice)
             if cut is not None and delta.finish_reason is None:
-                if delta.text:
-                    chunks.append(cut[0] + escape_text(delta.text) + cut[1])
+                text = delta.text
+                if text:
+                    escaped = orjson.dumps(text) if text.isascii() else escape_text(text)
+                    chunks.append(cut[0] + escaped + cut[1])
                 continue
             self._general(choice, delta, usage, chunks)
         return chunks

@@ -11,23 +11,9 @@ from typing import Any, Protocol
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from streamgen.observability.http_metrics import HANDLERS, METHODS
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_HANDLERS = frozenset(
-    {
-        "/",
-        "/health",
-        "/ready",
-        "/metrics",
-        "/stats",
-        "/tokenize",
-        "/detokenize",
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/models",
-        "/v1/ws",
-    }
-)
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 MAX_LOGGED_PATH = 256
 CLIENT_GONE = 499
 """nginx's status for a client that left before its answer; it never goes over the wire."""
@@ -67,7 +53,7 @@ def of(scope: Scope) -> Exchange:
 
 def handler_label(path: str) -> str:
     """The path if it is one of the server's own, else a word for its kind."""
-    if path in _HANDLERS:
+    if path in HANDLERS:
         return path
     if path.startswith("/v1/models/"):
         return "/v1/models/{id}"
@@ -75,7 +61,7 @@ def handler_label(path: str) -> str:
 
 
 def method_label(method: str) -> str:
-    return method if method in _METHODS else "other"
+    return method if method in METHODS else "other"
 
 
 def request_id(headers: list[tuple[bytes, bytes]]) -> str:
