@@ -58,9 +58,11 @@ def bench(command: Bench) -> int:
 
 
 async def _bench(command: Bench) -> None:
+    from streamgen.observability.logging import configure_logging
     from streamgen.server.loading import load
     from streamgen.server.progress import LoadProgress
 
+    configure_logging("warning")
     with LoadProgress() as progress:
         loaded = await load(command.engine, progress=progress)
     try:

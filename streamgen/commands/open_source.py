@@ -16,8 +16,10 @@ async def open_source(url: str | None, api_key: str, engine: EngineConfig) -> So
         if engine != EngineConfig():
             raise ConfigError("With --url the server chose the model already: no flag of the engine has a meaning.")
         return ServerSource(url, api_key)
+    from streamgen.observability.logging import configure_logging
     from streamgen.server.loading import load
     from streamgen.server.progress import LoadProgress
 
+    configure_logging("warning")
     with LoadProgress() as progress:
         return LocalSource(await load(engine, progress=progress))
