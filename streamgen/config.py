@@ -77,8 +77,8 @@ class CacheConfig:
 class SchedulerConfig:
     max_num_seqs: int = 64
     """Most requests in a step."""
-    max_num_batched_tokens: int = 2048
-    """Most tokens in a step; longer prompts are computed in chunks."""
+    max_num_batched_tokens: int | None = None
+    """Most tokens in a step; longer prompts are computed in chunks. Default: 2048 on a GPU, 256 on a CPU."""
     scheduling_policy: SchedulingPolicy = "fcfs"
     """Order of waiting requests: by arrival, or by priority (lower first) and then arrival."""
     max_num_queued_reqs: int = 1024
@@ -89,7 +89,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         _between(self, 1, _MANY, "max_num_seqs", "max_num_batched_tokens")
         _between(self, 0, _MANY, "max_num_queued_reqs", "max_num_queued_tokens")
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) is less than --max-num-seqs "
                 f"({self.max_num_seqs}): a step could not give each request one token."

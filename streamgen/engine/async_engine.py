@@ -267,7 +267,7 @@ class AsyncEngine:
                 gaps.append(now - output.last_token_at)
             elif timings.first_token is None:
                 timings.first_token = now
-                self._prompt_tokens += timings.prompt_tokens
+                self._prompt_tokens += timings.prompt_tokens - request.num_cached_tokens
                 queue.num_cached_tokens = request.num_cached_tokens
                 if self.metrics is not None:
                     self.metrics.first_token(now - timings.arrival)

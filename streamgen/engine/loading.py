@@ -41,7 +41,7 @@ async def load_engine(
             vocab_size=checkpoint.decoder.vocab_size,
             num_blocks=runner.num_blocks,
             block_size=config.cache.block_size,
-            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            max_num_batched_tokens=_step_tokens(config, on_cpu=runner.on_cpu),
             end_token_ids=checkpoint.decoder.eos_token_ids,
         ),
         config.scheduler,
@@ -69,6 +69,12 @@ def _build(config: EngineConfig, progress: Progress) -> tuple[Checkpoint, ModelR
         return checkpoint, build_runner(config, checkpoint, progress=progress)
     finally:
         checkpoint.close()
+
+
+def _step_tokens(config: EngineConfig, *, on_cpu: bool) -> int:
+    """A step's token budget. On a CPU a step of 2048 tokens would hold all other streams up for seconds."""
+    asked = config.scheduler.max_num_batched_tokens
+    return asked if asked is not None else max(256 if on_cpu else 2048, config.scheduler.max_num_seqs)
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:

@@ -76,6 +76,10 @@ class ModelRunner:
             depth=3 * (steps_in_flight + 1),
         )
 
+    @property
+    def on_cpu(self) -> bool:
+        return self._model.device.type == "cpu"
+
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         started = time.perf_counter()

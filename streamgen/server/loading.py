@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from streamgen.config import EngineConfig
 from streamgen.engine.loading import load_engine
+from streamgen.errors import ConfigError
 from streamgen.server.launch import Loaded
 from streamgen.server.progress import LoadProgress
 from streamgen.server.serving import ServingModel
@@ -29,6 +30,9 @@ async def load(
     """
     engine, checkpoint = await load_engine(config, progress=progress, stream_buffer_bytes=stream_buffer_bytes)
     serving = serving_model(config, checkpoint, engine.max_model_len)
+    if config.model.chat_template is not None and serving.chat is not None and serving.chat.error is not None:
+        await engine.shutdown()
+        raise ConfigError(serving.chat.error)
     if metrics is not None:
         engine.metrics = metrics
         metrics.attach(
