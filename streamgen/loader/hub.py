@@ -61,7 +61,11 @@ def _cached_snapshot(repo_id: str, patterns: list[str]) -> Path | None:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=patterns, local_files_only=True))
+        return Path(
+            huggingface_hub.snapshot_download(
+                repo_id, allow_patterns=patterns, ignore_patterns=list(UNWANTED), local_files_only=True
+            )
+        )
     except Exception:  # noqa: BLE001  not in the cache, in whatever way; the hub is asked next
         return None
 

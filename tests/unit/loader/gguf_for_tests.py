@@ -48,7 +48,7 @@ def decoder_weights(seed: int = 0, vocab: int = VOCAB) -> dict[str, np.ndarray]:
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Row order of q and k as llama.cpp's converter leaves it: row 2i of a head is its row i, row 2i+1 its row i + D/2."""
+    """Rows of q or k as llama.cpp's converter leaves them: in a head, rows i and i + D/2 become rows 2i and 2i + 1."""
     out = np.empty_like(weight)
     dim = len(weight) // heads
     for head in range(heads):

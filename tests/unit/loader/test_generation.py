@@ -30,7 +30,15 @@ def test_sampling_defaults(tmp_path):
 
 @pytest.mark.parametrize(
     "values",
-    [{"temperature": 3}, {"temperature": "1"}, {"top_p": 0}, {"top_p": 1.5}, {"top_k": 2.5}, {"top_k": -2}, {"min_p": 2}],
+    [
+        {"temperature": 3},
+        {"temperature": "1"},
+        {"top_p": 0},
+        {"top_p": 1.5},
+        {"top_k": 2.5},
+        {"top_k": -2},
+        {"min_p": 2},
+    ],
 )
 def test_a_default_that_no_request_could_have_is_refused(tmp_path, values):
     with pytest.raises(ModelLoadError, match=f"generation_config.json: {next(iter(values))}"):

@@ -1,6 +1,7 @@
 """Tokenizers are built by the tokenizers library as their models' own tokenizer.json says, written into a GGUF file
 as converters do, and must come out the same. SentencePiece's is compared with its merge rule written out."""
 
+import itertools
 import random
 
 import pytest
@@ -17,7 +18,7 @@ CORPUS = [
     "In 2024 there were 12345 cats, 1000000 dogs and 7 birds. 3.14159 2718",
     "def main(argv):\n    return [x**2 for x in range(10)]  # squares\n\n\nif __name__ == '__main__':\n\tmain()",
     "Příliš žluťoučký kůň úpěl ďábelské ódy. Das schöne Mädchen, l'école française.",
-    "你好，世界。日本語のテキスト。한국어 문장. Привет, мир! مرحبا ١٢٣",
+    "你好、世界。日本語のテキスト。한국어 문장. Привет, мир! مرحبا ١٢٣",
     "🙂🙃👩‍👩‍👧 e\u0301 \u212b ﬁ",
 ] * 4
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
@@ -44,7 +45,9 @@ def trained(pre_tokenizer, normalizer=None, *, ignore_merges=False):
     backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False))
+    backend.train_from_iterator(
+        CORPUS, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    )
     backend.add_special_tokens(SPECIAL)
     backend.add_tokens([AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)])
     return backend
@@ -85,12 +88,9 @@ def test_byte_level_bpe_is_the_original(tmp_path, pre):
 
 def test_the_texts_tell_the_patterns_apart():
     loaded = {pre: make() for pre, make in ORIGINALS.items()}
-    for pre in loaded:
-        for other in loaded:
-            if pre != other:
-                mine, its = loaded[pre].pre_tokenizer, loaded[other].pre_tokenizer
-                pairs = [(mine.pre_tokenize_str(text), its.pre_tokenize_str(text)) for text in texts()]
-                assert any(a != b for a, b in pairs), (pre, other)
+    for one, other in itertools.combinations(loaded, 2):
+        first, second = loaded[one].pre_tokenizer, loaded[other].pre_tokenizer
+        assert any(first.pre_tokenize_str(text) != second.pre_tokenize_str(text) for text in texts()), (one, other)
 
 
 def test_kinds_of_tokens(tmp_path):
@@ -161,7 +161,33 @@ def test_what_cannot_be_right_is_refused(tmp_path, changes, match):
     assert "t.gguf" in caught.value.message
 
 
-SPM_WORDS = "▁the ▁then ▁there ▁he he ▁her her ▁world ▁wor wor ld old ▁old ing ▁▁ ▁▁▁▁ é ▁é 12 23 th ▁t er re ▁h".split()
+SPM_WORDS = [
+    "▁the",
+    "▁then",
+    "▁there",
+    "▁he",
+    "he",
+    "▁her",
+    "her",
+    "▁world",
+    "▁wor",
+    "wor",
+    "ld",
+    "old",
+    "▁old",
+    "ing",
+    "▁▁",
+    "▁▁▁▁",
+    "é",
+    "▁é",
+    "12",
+    "23",
+    "th",
+    "▁t",
+    "er",
+    "re",
+    "▁h",
+]
 
 
 def sentencepiece_metadata():
@@ -199,7 +225,7 @@ def sentencepiece_rule(metadata, text, *, prefix=True):
     }
     pieces = list((" " + text if prefix and text else text).replace(" ", "▁"))
     while True:
-        candidates = [(-scores[a + b], i) for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in scores]
+        candidates = [(-scores[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(pieces)) if a + b in scores]
         if not candidates:
             break
         _, i = min(candidates)
@@ -216,7 +242,26 @@ def test_sentencepiece_bpe_follows_its_rule(tmp_path, prefix):
     metadata = sentencepiece_metadata() | {"tokenizer.ggml.add_space_prefix": prefix}
     tokenizer = load(tmp_path, metadata)
     rng = random.Random(4)
-    pool = ["the", "there", "her", "world", "old", " ", "  ", "    ", "é", "12", "123", ".", "你", "🙂", "\n", "th", "e", "r"]
+    pool = [
+        "the",
+        "there",
+        "her",
+        "world",
+        "old",
+        " ",
+        "  ",
+        "    ",
+        "é",
+        "12",
+        "123",
+        ".",
+        "你",
+        "🙂",
+        "\n",
+        "th",
+        "e",
+        "r",
+    ]
     for _ in range(500):
         text = "".join(rng.choice(pool) for _ in range(rng.randint(1, 12)))
         ids = tokenizer.encode(text, add_special_tokens=False)

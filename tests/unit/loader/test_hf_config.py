@@ -23,7 +23,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 16.0, "truncate": False}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 512,
+    "beta_fast": 16.0,
+    "truncate": False,
+}
 
 
 def read(tmp_path, architecture="LlamaForCausalLM", **changes):
@@ -116,7 +122,10 @@ def test_the_dtype_under_either_name(tmp_path):
 @pytest.mark.parametrize(
     "changes, match",
     [
-        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM' is not supported. Supported: LlamaForCausalLM, Q"),
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "'MambaForCausalLM' is not supported. Supported: LlamaForCausalLM, Q",
+        ),
         ({"architectures": ["LlamaModel"]}, "'LlamaModel' is not supported"),
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"architectures": None}, "is not supported"),

@@ -99,8 +99,19 @@ def test_a_tensor_in_two_files_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["../outside.safetensors", "/etc/outside.safetensors", "a/../../outside.safetensors", "..\\outside.safetensors"]
-    + ["C:\\outside.safetensors", "\\\\host\\share\\x.safetensors", "model.bin", "nul\0.safetensors", 7, None, ""],
+    [
+        "../outside.safetensors",
+        "/etc/outside.safetensors",
+        "a/../../outside.safetensors",
+        "..\\outside.safetensors",
+        "C:\\outside.safetensors",
+        "\\\\host\\share\\x.safetensors",
+        "model.bin",
+        "nul\0.safetensors",
+        7,
+        None,
+        "",
+    ],
 )
 def test_an_index_cannot_lead_out_of_its_folder(tmp_path, name):
     save_file(tensors("a"), tmp_path / "outside.safetensors")
@@ -123,7 +134,12 @@ def test_damaged_files_are_errors_that_name_them(tmp_path):
     save_file(tensors("x", "y"), path)
     whole = path.read_bytes()
     cuts = [whole[:n] for n in (0, 4, 8, 20, 60, len(whole) - 1)]
-    lies = [b"\xff" * 8 + whole[8:], (2**40).to_bytes(8, "little") + whole[8:], whole.replace(b"F32", b"F3X"), whole + b"x"]
+    lies = [
+        b"\xff" * 8 + whole[8:],
+        (2**40).to_bytes(8, "little") + whole[8:],
+        whole.replace(b"F32", b"F3X"),
+        whole + b"x",
+    ]
     lies.append(whole.replace(b'"data_offsets":[0,', b'"data_offsets":[9,'))
     for data in cuts + lies:
         path.write_bytes(data)
@@ -185,7 +201,13 @@ def test_F8_pickled_weights_are_refused_and_never_unpickled(tmp_path, name, arch
 def test_F8_a_pickle_under_another_name_is_never_unpickled(tmp_path):
     proof = tmp_path / "proof"
     payload = pickle.dumps(Payload(proof))
-    for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    for name in (
+        "model.safetensors",
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ):
         folder = write_folder(tmp_path / name.replace(".", "_"))
         (folder / name).write_bytes(payload)
         with pytest.raises(ModelLoadError, match=name):

@@ -36,7 +36,9 @@ def test_a_file_by_itself_and_a_gguf_file(folder, tmp_path):
 
 def test_special_tokens_from_the_older_map(folder):
     (folder / "tokenizer_config.json").unlink()
-    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<eos>", "pad_token": {"content": "<pad>"}}))
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({"eos_token": "<eos>", "pad_token": {"content": "<pad>"}})
+    )
     tokenizer = load_tokenizer(folder)
     assert tokenizer.special_tokens == {"eos_token": "<eos>", "pad_token": "<pad>"}
     assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.chat_template) == (None, (257,), None)
@@ -51,7 +53,7 @@ def with_bos_in_its_post_processor(folder):
 def test_bos_comes_once_whoever_adds_it(folder):
     assert 256 not in load_tokenizer(folder).encode("a")
     with_bos_in_its_post_processor(folder)
-    assert load_tokenizer(folder).encode("a") [:1] == [256]
+    assert load_tokenizer(folder).encode("a")[:1] == [256]
     configure(folder, bos_token="<bos>", eos_token="<eos>", add_bos_token=True, add_eos_token=True)
     ids = load_tokenizer(folder).encode("a")
     assert (ids[0], ids[-1], len(ids)) == (256, 257, 3)
@@ -60,7 +62,10 @@ def test_bos_comes_once_whoever_adds_it(folder):
 
 
 def test_tokens_that_only_the_config_knows_are_added(folder):
-    added = {"260": {"content": "<think>", "special": False, "normalized": False}, "259": {"content": "<x>", "special": True}}
+    added = {
+        "260": {"content": "<think>", "special": False, "normalized": False},
+        "259": {"content": "<x>", "special": True},
+    }
     configure(folder, added_tokens_decoder={"256": {"content": "<bos>", "special": True}} | added)
     tokenizer = load_tokenizer(folder)
     assert tokenizer.encode("<x><think>") == [259, 260]
@@ -91,7 +96,7 @@ def test_a_tokenizer_json_that_is_none(folder, data):
 
 def test_no_tokenizer_at_all(folder):
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ModelLoadError, match="has no tokenizer.*--tokenizer"):
+    with pytest.raises(ModelLoadError, match=r"has no tokenizer.*--tokenizer"):
         load_tokenizer(folder)
 
 
