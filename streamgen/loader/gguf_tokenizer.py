@@ -7,6 +7,7 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
@@ -105,7 +106,7 @@ def _vocabulary(metadata: Fields) -> Vocabulary:
     texts = metadata.values.get("tokenizer.ggml.tokens")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
         raise metadata.error("tokenizer.ggml.tokens is missing, or no list of strings")
-    types = [int(kind) for kind in _per_token(metadata, "tokenizer.ggml.token_type", len(texts), TokenType.NORMAL)]
+    types: list[int] = _per_token(metadata, "tokenizer.ggml.token_type", len(texts), TokenType.NORMAL).tolist()
     while types and (types[-1] == TokenType.UNUSED or not texts[len(types) - 1]):
         types.pop()
     texts = texts[: len(types)]
@@ -116,12 +117,12 @@ def _vocabulary(metadata: Fields) -> Vocabulary:
     return Vocabulary(texts, types)
 
 
-def _per_token(metadata: Fields, key: str, count: int, default: float) -> Any:
+def _per_token(metadata: Fields, key: str, count: int, default: float) -> npt.NDArray[Any]:
     """The numeric array `key`, which must have one value a token."""
     values = metadata.values.get(key)
     if values is None:
         return np.full(count, default)
-    if not isinstance(values, np.ndarray) or len(values) != count:
+    if not isinstance(values, np.ndarray) or len(values) != count or not np.isfinite(values).all():
         raise metadata.error(f"{key} must have one number for each of the {count} tokens")
     return values
 

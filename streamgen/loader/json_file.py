@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,14 @@ class Fields:
         """The integer `name`; required if there is no default."""
         value = self._number(name, default)
         if not float(value).is_integer() or not low <= value <= high:
-            raise self.error(f"{name} must be a whole number from {low} to {high}; it is {value!r}")
+            raise self.error(f"{name} must be a whole number from {low} to {high}; it is {reprlib.repr(value)}")
         return int(value)
 
     def number(self, name: str, default: float | None = None, *, low: float = 0.0, high: float = 1e12) -> float:
         """The finite number `name`, from `low` to `high`; required if there is no default."""
         value = self._number(name, default)
         if not low <= value <= high:
-            raise self.error(f"{name} must be a number from {low:g} to {high:g}; it is {value!r}")
+            raise self.error(f"{name} must be a number from {low:g} to {high:g}; it is {reprlib.repr(value)}")
         return float(value)
 
     def optional_number(self, name: str, *, low: float = 0.0, high: float = 1e12) -> float | None:
@@ -64,13 +65,13 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.error(f"{name} must be true or false; it is {value!r}")
+            raise self.error(f"{name} must be true or false; it is {reprlib.repr(value)}")
         return value
 
     def text(self, name: str) -> str | None:
         value = self.values.get(name)
         if value is not None and not isinstance(value, str):
-            raise self.error(f"{name} must be a string; it is {value!r}")
+            raise self.error(f"{name} must be a string; it is {reprlib.repr(value)}")
         return value
 
     def section(self, name: str) -> Fields | None:
@@ -79,7 +80,7 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, dict):
-            raise self.error(f"{name} must be an object; it is {value!r}")
+            raise self.error(f"{name} must be an object; it is {reprlib.repr(value)}")
         return Fields(value, f"{self.source}: {name}")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
@@ -88,7 +89,7 @@ class Fields:
         ids = [] if value is None else value if isinstance(value, list) else [value]
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 2**31:
-                raise self.error(f"{name} must be a token id or a list of them; it is {value!r}")
+                raise self.error(f"{name} must be a token id or a list of them; it is {reprlib.repr(value)}")
         return tuple(dict.fromkeys(ids))
 
     def _number(self, name: str, default: float | None) -> float:
@@ -98,5 +99,5 @@ class Fields:
         if value is None:
             raise self.error(f"{name} is missing")
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300 or math.isnan(value):
-            raise self.error(f"{name} must be a finite number; it is {value!r}")
+            raise self.error(f"{name} must be a finite number; it is {reprlib.repr(value)}")
         return value

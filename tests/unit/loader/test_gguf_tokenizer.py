@@ -146,6 +146,7 @@ def test_without_types_every_token_is_plain(tmp_path):
         ({"tokenizer.ggml.tokens": [1, 2]}, "no list of strings"),
         ({"tokenizer.ggml.tokens": ["a", "b", "a"], "tokenizer.ggml.token_type": [1, 1, 1]}, "'a' twice"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "one number for each"),
+        ({"tokenizer.ggml.token_type": ["a", "b"]}, "one number for each"),
         ({"tokenizer.ggml.merges": None}, "merges is missing"),
         ({"tokenizer.ggml.merges": ["ab"]}, "no pairs"),
         ({"tokenizer.ggml.merges": ["never seen"]}, "do not fit its tokens"),
@@ -161,32 +162,17 @@ def test_what_cannot_be_right_is_refused(tmp_path, changes, match):
     assert "t.gguf" in caught.value.message
 
 
+def test_types_and_scores_that_are_no_numbers(tmp_path):
+    metadata = sentencepiece_metadata()
+    for key in ("tokenizer.ggml.token_type", "tokenizer.ggml.scores"):
+        values = [float("nan")] * len(metadata[key])
+        with pytest.raises(ModelLoadError, match=f"{key} must have one number for each"):
+            load(tmp_path, metadata | {key: values})
+
+
 SPM_WORDS = [
-    "▁the",
-    "▁then",
-    "▁there",
-    "▁he",
-    "he",
-    "▁her",
-    "her",
-    "▁world",
-    "▁wor",
-    "wor",
-    "ld",
-    "old",
-    "▁old",
-    "ing",
-    "▁▁",
-    "▁▁▁▁",
-    "é",
-    "▁é",
-    "12",
-    "23",
-    "th",
-    "▁t",
-    "er",
-    "re",
-    "▁h",
+    *("▁the", "▁then", "▁there", "▁he", "he", "▁her", "her", "▁world", "▁wor", "wor", "ld", "old", "▁old"),
+    *("ing", "▁▁", "▁▁▁▁", "é", "▁é", "12", "23", "th", "▁t", "er", "re", "▁h"),
 ]
 
 
