@@ -132,7 +132,7 @@ function reconcile(parent, from, tokens, depth = 0) {
   const visible = tokens.filter((token) => !INVISIBLE.has(token.type));
   visible.forEach((token, i) => {
     const old = parent.children[from + i];
-    if (old?.token && old.token.type === token.type && old.token.raw === token.raw) return;
+    if (old?.token && same(old.token, token)) return;
     if (old?.token && grow(old, token, depth)) {
       old.token = token;
       return;
@@ -143,6 +143,11 @@ function reconcile(parent, from, tokens, depth = 0) {
     else parent.append(element);
   });
   while (parent.children.length > from + visible.length) parent.lastElementChild.remove();
+}
+
+/** A list whose last item is set off by a blank line has paragraphs in the items before it, too. */
+function same(old, token) {
+  return old.type === token.type && old.raw === token.raw && old.loose === token.loose;
 }
 
 function build(token, depth) {

@@ -41,6 +41,7 @@ export class Store extends EventTarget {
   #database = null;
   #memory = new Map();
   #channel = null;
+  #saving = Promise.resolve();
 
   async open() {
     try {
@@ -74,7 +75,14 @@ export class Store extends EventTarget {
    * Write a conversation, and raise its rev. Returns false if another tab had written it meanwhile: then it was
    * given a new id, and both versions are kept. Never throws: trouble is told as an event.
    */
-  async save(conversation) {
+  save(conversation) {
+    // One after the other: each has to see the rev that the one before it wrote.
+    const saved = this.#saving.then(() => this.#save(conversation));
+    this.#saving = saved;
+    return saved;
+  }
+
+  async #save(conversation) {
     if (!this.#database) {
       conversation.rev += 1;
       this.#memory.set(conversation.id, structuredClone(conversation));

@@ -87,15 +87,17 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    async def open(self, url: str, *, beside: Page | None = None, **viewport: Any) -> Page:
-        """A new page; `beside` another one in the same context, as a second tab."""
+    async def open(self, url: str, *, beside: Page | None = None, script: str = "", **viewport: Any) -> Page:
+        """A new page; `beside` another one in the same context, as a second tab. `script` runs before its own."""
         context = beside.context if beside else (await self.call("Target.createBrowserContext"))["browserContextId"]
         target = (await self.call("Target.createTarget", url="about:blank", browserContextId=context))["targetId"]
         session = (await self.call("Target.attachToTarget", targetId=target, flatten=True))["sessionId"]
-        page = Page(self, session, context)
+        page = Page(self, session, context, target)
         self._pages[session] = page
         for domain in ("Page", "Runtime", "Log", "Network"):
             await page.call(f"{domain}.enable")
+        if script:
+            await page.call("Page.addScriptToEvaluateOnNewDocument", source=script)
         await page.view(**viewport)
         await page.goto(url)
         return page
@@ -109,8 +111,9 @@ class Browser:
 class Page:
     """One tab. What goes wrong in it is collected in `complaints`."""
 
-    def __init__(self, browser: Browser, session: str, context: str) -> None:
+    def __init__(self, browser: Browser, session: str, context: str, target: str) -> None:
         self.context = context
+        self._target = target
         self.complaints: list[str] = []
         """Exceptions, errors on the console, violations of the content security policy."""
         self.requested: list[str] = []
@@ -131,6 +134,13 @@ class Page:
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         return await self._browser.call(method, self._session, **params)
+
+    async def beside(self, url: str, **options: Any) -> Page:
+        """A second tab."""
+        return await self._browser.open(url, beside=self, **options)
+
+    async def close(self) -> None:
+        await self._browser.call("Target.closeTarget", targetId=self._target)
 
     async def view(self, width: int = 1280, height: int = 800, *, dark: bool = False, mobile: bool = False) -> None:
         await self.call(
@@ -192,19 +202,22 @@ class Page:
 
     async def click(self, selector: str) -> None:
         """With the mouse, in the middle of the element, which must be there to be hit."""
-        await self.until(f"document.querySelector({json.dumps(selector)})?.getClientRects().length")
+        element = f"document.querySelector({json.dumps(selector)})"
+        await self.until(f"{element}?.getClientRects().length")
         where = await self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'nearest'}}); "
+            f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'nearest'}}); "
             "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            await self.call(
-                "Input.dispatchMouseEvent", type=kind, x=where[0], y=where[1], button="left", clickCount=1
-            )
+            await self.call("Input.dispatchMouseEvent", type=kind, x=where[0], y=where[1], button="left", clickCount=1)
 
     async def offline(self, is_offline: bool) -> None:
         await self.call(
-            "Network.emulateNetworkConditions", offline=is_offline, latency=0, downloadThroughput=-1, uploadThroughput=-1
+            "Network.emulateNetworkConditions",
+            offline=is_offline,
+            latency=0,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
         )
 
     async def screenshot(self, path: Path) -> None:
