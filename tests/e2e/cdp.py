@@ -33,7 +33,7 @@ FLAGS = (
     "--force-color-profile=srgb",
     "--remote-debugging-port=0",
 )
-PATIENCE = 20.0
+PATIENCE = 45.0
 """Seconds that anything may take before the test fails."""
 
 
@@ -222,7 +222,7 @@ class Page:
 
     async def screenshot(self, path: Path) -> None:
         answer = await self.call("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(answer["data"]))
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(answer["data"]))
 
 
 @contextlib.asynccontextmanager
@@ -251,7 +251,7 @@ async def chromium() -> AsyncIterator[Browser]:
                     if "DevTools listening on " in line:
                         url = line.split("DevTools listening on ")[1].strip()
             drain = asyncio.create_task(process.stderr.read())
-            async with connect(url, proxy=None, compression=None, max_size=None) as connection:
+            async with connect(url, proxy=None, compression=None, max_size=None, ping_interval=None) as connection:
                 browser = Browser(connection)
                 try:
                     yield browser
