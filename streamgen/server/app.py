@@ -33,6 +33,7 @@ from streamgen.server.generate import GenerateEndpoint
 from streamgen.server.health import HealthEndpoints
 from streamgen.server.kind import Kind
 from streamgen.server.models import ModelEndpoints
+from streamgen.server.resume import ResumeEndpoint
 from streamgen.server.serving import ServingModel
 from streamgen.server.state import ServerMetrics, ServerState
 from streamgen.server.static_files import Assets, page, static_folder
@@ -62,6 +63,7 @@ class App:
         that waiting for those is the HTTP server's part.
         """
         self.server.draining = True
+        self.server.streams.clear()
         await self.sockets.drain(timeout)
 
     def _around(self, app: ASGIApp) -> ASGIApp:
@@ -87,6 +89,7 @@ class App:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
         yield
+        await self.server.streams.close()
         self.server.workers.close()
 
 
@@ -110,6 +113,7 @@ def create_app(
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", GenerateEndpoint(state, Kind.CHAT), methods=["POST"], name="chat"),
         Route("/v1/completions", GenerateEndpoint(state, Kind.COMPLETION), methods=["POST"], name="completion"),
+        Route("/v1/streams/{stream}", ResumeEndpoint(state), methods=["GET"], name="resume"),
         Route("/v1/models", models.list),
         Route("/v1/models/{model:path}", models.retrieve),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),

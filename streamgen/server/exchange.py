@@ -57,6 +57,8 @@ def handler_label(path: str) -> str:
         return path
     if path.startswith("/v1/models/"):
         return "/v1/models/{id}"
+    if path.startswith("/v1/streams/"):
+        return "/v1/streams/{id}"
     return "/static" if path.startswith("/static/") else "other"
 
 

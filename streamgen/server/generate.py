@@ -10,9 +10,11 @@ from streamgen.server.body import read_body
 from streamgen.server.chunks import ChunkRenderer, dump_json
 from streamgen.server.exchange import Exchange, of
 from streamgen.server.generation import Generation, start
+from streamgen.server.kept_stream import KeptStream
 from streamgen.server.kind import Kind
 from streamgen.server.prepare import Prepared, prepare
-from streamgen.server.sse import HEAD, TAIL, EventStream
+from streamgen.server.sse import send_events, send_kept_events
+from streamgen.server.sse_frames import HEAD, TAIL
 from streamgen.server.state import ServerState
 
 
@@ -37,19 +39,41 @@ class GenerateEndpoint:
         generation = Generation(streams, renderer)
         exchange.model = prepared.model
         try:
+            if prepared.event_ids:
+                await self._send_kept(prepared, generation, answer_id, scope, receive, send)
+                return
             if prepared.stream:
-                events = EventStream(
+                await send_events(
                     generation,
+                    scope,
+                    receive,
+                    send,
                     include_usage=prepared.include_usage,
                     keep_alive=state.config.sse_keep_alive_interval,
                 )
-                await events(scope, receive, send)
                 return
             choices = await collect_unless_gone(prepared, generation, receive)
             answer = answer_json(prepared, choices, generation, answer_id=answer_id, created=created)
         finally:
             _note(exchange, generation)
         await Response(dump_json(answer), media_type="application/json")(scope, receive, send)
+
+    async def _send_kept(
+        self, prepared: Prepared, generation: Generation, stream_id: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        config, streams = self._state.config, self._state.streams
+        stream = KeptStream(
+            generation,
+            tenant=of(scope).tenant,
+            include_usage=prepared.include_usage,
+            max_bytes=config.stream_buffer_bytes,
+        )
+        streams.add(stream_id, stream)
+        reader = stream.attach(0)
+        try:
+            await send_kept_events(stream, reader, receive, send, keep_alive=config.sse_keep_alive_interval)
+        finally:
+            streams.leave(stream_id, stream, reader)
 
 
 async def start_chunks(

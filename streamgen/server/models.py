@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from streamgen.errors import ModelNotFoundError
 from streamgen.server.chunks import dump_json
 from streamgen.server.serving import ServingModel
 from streamgen.server.state import ServerState
@@ -23,7 +24,9 @@ class ModelEndpoints:
 
     async def retrieve(self, request: Request) -> Response:
         serving = self._state.model()
-        name = serving.resolve(request.path_params["model"])
+        name = request.path_params["model"]
+        if name not in serving.names:
+            raise ModelNotFoundError(name)
         return Response(dump_json(_model_json(serving, name)), media_type="application/json")
 
 

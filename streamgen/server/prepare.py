@@ -36,6 +36,8 @@ class Prepared:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    event_ids: bool = False
+    """The stream's events are numbered and kept for a while, so that it can be resumed."""
     return_token_ids: bool = False
     priority: int = 0
 
@@ -99,9 +101,11 @@ def _prepared(
     options = body.stream_options
     if options is not None and not stream:
         raise InvalidRequestError("stream_options is only allowed when stream is true.", "stream_options")
-    if options is not None and options.include_event_ids:
+    event_ids = bool(options and options.include_event_ids)
+    if event_ids and always_streams:
         raise InvalidRequestError(
-            "include_event_ids is not supported by this server.", "stream_options.include_event_ids"
+            "include_event_ids is for server-sent events; frames are numbered anyway.",
+            "stream_options.include_event_ids",
         )
     if len(prompts) * params.n > MAX_CHOICES:
         raise InvalidRequestError(
@@ -124,6 +128,7 @@ def _prepared(
         stream=stream,
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
+        event_ids=event_ids,
         return_token_ids=bool(body.return_token_ids),
         priority=priority,
     )

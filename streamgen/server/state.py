@@ -12,6 +12,7 @@ from streamgen.engine.client import EngineClient
 from streamgen.errors import DrainingError, EngineDeadError, NotReadyError
 from streamgen.server.auth import KeyRing, OriginPolicy, is_loopback
 from streamgen.server.exchange import HttpMetrics
+from streamgen.server.kept_streams import KeptStreams
 from streamgen.server.serving import ServingModel
 from streamgen.server.workers import Workers
 
@@ -43,6 +44,7 @@ class ServerState:
         self.keys = KeyRing(config.api_key)
         self.origins = OriginPolicy(config.allowed_origins, loopback=is_loopback(config.host))
         self.workers = Workers()
+        self.streams = KeptStreams()
         self.draining = False
         """Set at shutdown: new work is refused, what runs goes on."""
         self.failure: str | None = None

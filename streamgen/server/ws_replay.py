@@ -7,6 +7,7 @@ nothing, one that comes back later is told that it cannot go on.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 
 class ReplayBuffer:
@@ -41,7 +42,10 @@ class ReplayBuffer:
         """Frames behind `seq`; None if some of them are gone, or if `seq` is yet to come."""
         if not self.first <= seq + 1 <= self.last + 1:
             return None
-        return [frame for frame, _ in list(self._frames)[seq + 1 - self.first :]]
+        # From the right: a reader that keeps up asks for the newest frame of thousands.
+        newest = [frame for frame, _ in islice(reversed(self._frames), self.last - seq)]
+        newest.reverse()
+        return newest
 
     def _drop_oldest(self) -> None:
         _, size = self._frames.popleft()

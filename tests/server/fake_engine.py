@@ -81,7 +81,8 @@ class FakeStream:
         )
 
     def abort(self) -> None:
-        self.aborted.set()
+        if self._unfinished:
+            self.aborted.set()
         self._arrived.set()
 
 

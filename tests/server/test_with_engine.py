@@ -62,7 +62,7 @@ async def serving(script, *, max_model_len=512, num_blocks=256, before_step=None
     metrics = Metrics()
     engine.metrics = metrics
     metrics.attach(engine.stats, model_name="tiny", max_model_len=max_model_len, cache={})
-    app = create_app(engine, serving_model(max_model_len), config or ServerConfig(), metrics=metrics)
+    app = create_app(engine, serving_model(engine.max_model_len), config or ServerConfig(), metrics=metrics)
     try:
         yield app, engine
         await until(lambda: not engine.kv.pool.num_in_use and not engine.scheduler.running)
@@ -98,6 +98,68 @@ async def test_A9_both_endpoints_and_both_modes_say_the_same(text, fields, expec
                 ends = [c["finish_reason"] for chunk in chunks for c in chunk["choices"] if c["index"] == index]
                 assert ends[:-1] == [None] * (len(ends) - 1)
                 assert ends[-1] == reason
+
+
+async def in_both_modes(client, **fields):
+    """The answer's text and its chunks' texts, which must be the same when joined."""
+    answer = (await client.post(CHAT, json=chat_body(**fields))).json()
+    chunks = events((await client.post(CHAT, json=chat_body(stream=True, **fields))).text)
+    text = answer["choices"][0]["message"]["content"]
+    assert joined(chunks) == text
+    return text, chunks
+
+
+@pytest.mark.parametrize("text", ["😀", "漢字", "čeština", "a😀b👨‍👩‍👧c", "é\u0301"])
+async def test_A1_characters_of_several_tokens_arrive_whole(text):
+    """Every byte is a token of its own."""
+    async with serving(saying(text)) as (app, _), in_process(app) as client:
+        said, chunks = await in_both_modes(client)
+        assert said == text
+        pieces = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert [piece for piece in pieces if piece] == list(text)
+
+
+@pytest.mark.parametrize("text, tokens", [("😀", 1), ("😀", 3), ("ab漢", 4), ("č", 1)])
+async def test_A2_an_end_inside_a_character(text, tokens):
+    async with serving(saying(text)) as (app, _), in_process(app) as client:
+        said, chunks = await in_both_modes(client, max_tokens=tokens)
+        assert said == text.encode()[:tokens].decode(errors="ignore") + "\ufffd"
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    "stop, expected",
+    [("DEFG", "abc"), ("c", "ab"), (["never", "EF"], "abcD"), ("H", "abcDEFG"), (["GH", "FGH"], "abcDE"), ("a", "")],
+)
+async def test_A5_nothing_of_a_stop_string_is_sent(stop, expected):
+    async with serving(saying("abcDEFGH and more")) as (app, _), in_process(app) as client:
+        said, chunks = await in_both_modes(client, stop=stop)
+        assert said == expected
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+        assert chunks[-1]["choices"][0]["stop_reason"] in stop
+
+
+@pytest.mark.parametrize("fields, reason", [({}, "stop"), ({"max_tokens": 6}, "length")])
+async def test_A6_what_was_held_back_is_sent_at_the_end(fields, reason):
+    async with serving(saying("xyZZxZ")) as (app, _), in_process(app) as client:
+        said, chunks = await in_both_modes(client, stop=["ZZZ", "xZQ"], **fields)
+        assert said == "xyZZxZ"
+        assert chunks[-1]["choices"][0]["finish_reason"] == reason
+        assert all(chunk["choices"][0]["delta"]["content"] for chunk in chunks[:-1])
+
+
+async def test_C4_what_can_never_fit_the_pool_is_refused_and_a_short_one_served():
+    """Eight blocks of 16 tokens, one of which is for padding, of a model that could do more."""
+    async with serving(saying("ok"), max_model_len=500, num_blocks=8) as (app, engine), in_process(app) as client:
+        assert engine.max_model_len == 112
+        long, short = await asyncio.gather(
+            client.post(COMPLETIONS, json=completion_body(prompt="x" * 130)),
+            client.post(COMPLETIONS, json=completion_body(prompt="x" * 100)),
+        )
+        assert error_of(long)["code"] == "context_length_exceeded"
+        assert short.json()["choices"][0]["text"] == "ok"
+        assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] == 112
 
 
 async def test_tokens_of_both_modes_are_the_same():
