@@ -1,9 +1,11 @@
 """The default model, on this machine, answers every kind of client."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -107,3 +109,18 @@ def test_metrics_count_what_was_generated(server: ServerProcess, client: openai.
     totals = [line for line in lines if line.startswith("vllm:generation_tokens_total{")]
     assert totals
     assert float(totals[0].split()[-1]) > 0
+
+
+def readme_examples() -> list[tuple[str, str]]:
+    """Language and text of each example that needs a server."""
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    return [(match[1], match[2]) for match in re.finditer(r"```(bash|python)\n(.*?)```", text, flags=re.DOTALL)]
+
+
+@pytest.mark.parametrize("language,example", readme_examples(), ids=["curl", "sdk", "websocket"])
+def test_the_readmes_examples_run(server: ServerProcess, language: str, example: str) -> None:
+    example = example.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+    command = [sys.executable, "-c", example] if language == "python" else ["bash", "-euc", example]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 20
