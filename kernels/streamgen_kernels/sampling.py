@@ -29,18 +29,17 @@ _NOTHING = tl.constexpr(2**31 - 1)
 
 @triton.jit
 def _load(row_ptr, token, temperature, VOCAB: tl.constexpr):
-    """Logits of the tokens, and the same divided by the temperature; -inf for what is banned or beyond the end."""
+    """Logits of the tokens, the same divided by the temperature, and unsigned integers in the order of the latter.
+
+    What is banned or beyond the end of the vocabulary is at -inf.
+    """
     logit = tl.load(row_ptr + token, mask=token < VOCAB, other=float("-inf"))
     scaled = tl.minimum(tl.maximum(tl.math.div_rn(logit, temperature), -_LARGEST), _LARGEST)
     scaled = tl.where(logit == float("-inf"), logit, scaled)
-    return logit, tl.where(scaled == 0.0, 0.0, scaled)
-
-
-@triton.jit
-def _key(scaled):
-    """Unsigned integers in the order of the floats. There is no -0.0 among them."""
+    scaled = tl.where(scaled == 0.0, 0.0, scaled)  # -0.0 equals 0.0, but its bits do not
     bits = scaled.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+    key = tl.where(bits < 0, ~bits, bits ^ -2147483648).to(tl.uint32, bitcast=True)
+    return logit, scaled, key
 
 
 @triton.jit
@@ -107,7 +106,7 @@ def _scan_kernel(
                 noise3 = gumbel(word3)
         for word in tl.static_range(4):
             token = first + word * LANES + lane
-            logit, scaled = _load(row_ptr, token, divisor, VOCAB)
+            logit, scaled, _ = _load(row_ptr, token, divisor, VOCAB)
             broken |= ((logit != logit) | (logit == float("inf"))).to(tl.int32)  # noqa: PLR0124 -- NaN alone differs from itself
             noise = noise0 if word == 0 else (noise1 if word == 1 else (noise2 if word == 2 else noise3))
             best, best_token = _better(scaled + noise, token, best, best_token)
@@ -196,8 +195,8 @@ def _draw_filtered(
         total = tl.zeros([TILE], tl.int64)
         for first in range(0, VOCAB, TILE):
             token = first + tl.arange(0, TILE)
-            _, scaled = _load(row_ptr, token, temperature, VOCAB)
-            total += tl.where(_within(_key(scaled), token, k_key, k_token), _mass(scaled, heaviest), 0)
+            _, scaled, key = _load(row_ptr, token, temperature, VOCAB)
+            total += tl.where(_within(key, token, k_key, k_token), _mass(scaled, heaviest), 0)
         wanted = _ceil(top_p.to(tl.float64) * _ROUNDED_DOWN * tl.sum(total, axis=0).to(tl.float64))
         p_key, p_token = _bound(row_ptr, heaviest, temperature, tl.maximum(wanted, 1), True, VOCAB, TILE)
 
@@ -209,8 +208,7 @@ def _draw_filtered(
         word0, word1, word2, word3 = lane_words(seed, sibling, position, PURPOSE_SAMPLE, counter)
         for index in tl.static_range(4):
             token = first + index * LANES + lane
-            _, scaled = _load(row_ptr, token, temperature, VOCAB)
-            key = _key(scaled)
+            _, scaled, key = _load(row_ptr, token, temperature, VOCAB)
             kept = _within(key, token, k_key, k_token) & _within(key, token, p_key, p_token)
             kept = kept & (tl.exp(scaled - heaviest) >= min_p)
             word = word0 if index == 0 else (word1 if index == 1 else (word2 if index == 2 else word3))
@@ -245,9 +243,8 @@ def _bound(row_ptr, heaviest, temperature, wanted, BY_MASS: tl.constexpr, VOCAB:
         units = tl.zeros([16], tl.int64)
         for first in range(0, VOCAB, TILE):
             token = first + tl.arange(0, TILE)
-            _, scaled = _load(row_ptr, token, temperature, VOCAB)
-            key = _key(scaled)
-            unit = _unit(scaled, heaviest, token, BY_MASS, VOCAB)
+            _, scaled, key = _load(row_ptr, token, temperature, VOCAB)
+            unit = _mass(scaled, heaviest) if BY_MASS else (token < VOCAB).to(tl.int64)
             if level > 0:
                 unit = tl.where((key >> (shift + 4)) == prefix, unit, 0)
             digit = ((key >> shift) & 15).to(tl.int32)
@@ -266,17 +263,13 @@ def _bound(row_ptr, heaviest, temperature, wanted, BY_MASS: tl.constexpr, VOCAB:
         last = tl.full([], -1, tl.int32)
         for first in range(0, VOCAB, TILE):
             token = first + tl.arange(0, TILE)
-            _, scaled = _load(row_ptr, token, temperature, VOCAB)
-            unit = tl.where(_key(scaled) == prefix, _unit(scaled, heaviest, token, BY_MASS, VOCAB), 0)
+            _, scaled, key = _load(row_ptr, token, temperature, VOCAB)
+            unit = _mass(scaled, heaviest) if BY_MASS else (token < VOCAB).to(tl.int64)
+            unit = tl.where(key == prefix, unit, 0)
             before = seen + tl.cumsum(unit, axis=0) - unit
             last = tl.maximum(last, tl.max(tl.where((unit > 0) & (before < wanted), token, -1), axis=0))
             seen += tl.sum(unit, axis=0)
     return prefix, last
-
-
-@triton.jit
-def _unit(scaled, heaviest, token, BY_MASS: tl.constexpr, VOCAB: tl.constexpr):
-    return _mass(scaled, heaviest) if BY_MASS else (token < VOCAB).to(tl.int64)
 
 
 def sample(

@@ -55,6 +55,9 @@ def row_words(
     seed: Tensor, sibling: Tensor, position: Tensor, vocab_size: int, purpose: int = PURPOSE_SAMPLE
 ) -> Tensor:
     """The random words of token ids 0 … vocab_size - 1 for each row: int64 [R, vocab_size], values below 2³²."""
+    if vocab_size <= LANES:
+        ids = torch.arange(vocab_size, device=seed.device)
+        return token_words(seed[:, None], sibling[:, None], position[:, None], ids, purpose)
     stripes = -(-vocab_size // STRIPE)
     lane = torch.arange(stripes * LANES, device=seed.device)
     words = torch.stack(_draw(seed[:, None], sibling[:, None], position[:, None], lane, purpose), dim=1)
