@@ -134,11 +134,11 @@ class Protocol:
         """Take one message of the client. Never raises: whatever is wrong with it becomes a Reply or a Close."""
         if isinstance(message, bytes):
             return self._bad_frame(InvalidRequestError("Frames must be text; this one was binary."))
-        # A character has at most four bytes in UTF-8, so that short messages need no encoding to be measured.
-        if len(message) * 4 > self._max_message_bytes and len(message.encode()) > self._max_message_bytes:
-            return Close(CloseCode.TOO_BIG, f"A message may have at most {self._max_message_bytes} bytes.")
         try:
-            envelope = _ENVELOPES.decode(message)
+            data = message.encode()
+            if len(data) > self._max_message_bytes:
+                return Close(CloseCode.TOO_BIG, f"A message may have at most {self._max_message_bytes} bytes.")
+            envelope = _ENVELOPES.decode(data)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             return self._bad_frame(InvalidRequestError(f"The frame is not a message of {SUBPROTOCOL}: {error}."))
         event = self._event(envelope)
