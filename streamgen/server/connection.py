@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.types import Receive, Send
 
@@ -40,9 +40,9 @@ class EventConnection:
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
 
-    async def write(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+    def write(self, body: bytes) -> Awaitable[None]:
         self._last = self._time()
+        return self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def end(self, body: bytes) -> None:
         """The last bytes; nothing if there is nobody to read them. Not while watched: a heartbeat may be under way."""

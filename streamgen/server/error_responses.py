@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamgen.errors import (
     EngineError,
@@ -50,27 +50,21 @@ class ErrorResponses:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        begun = False
-
-        async def noticing_send(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
+        exchange = of(scope)
         try:
-            await self._app(scope, receive, noticing_send)
+            await self._app(scope, receive, send)
         except ClientGoneError:
             return
         except StreamgenError as error:
-            if begun:
+            if exchange.status:
                 raise
             response = error_response(error)
         except HTTPException as error:
             response = error_response(_named(error, scope))
             response.headers.update(error.headers or {})
         except Exception:
-            log.exception("request_failed", request_id=of(scope).request_id)
-            if begun:
+            log.exception("request_failed", request_id=exchange.request_id)
+            if exchange.status:
                 # Only a broken connection can still tell the client that its answer is not whole.
                 raise
             response = error_response(unforeseen())

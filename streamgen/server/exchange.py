@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +38,7 @@ class Exchange:
     started: float
     tenant: str = ""
     status: int = 0
+    """Of the response that has begun; 0 before."""
     request_bytes: int = 0
     response_bytes: int = 0
     model: str | None = None
@@ -116,7 +117,8 @@ class Exchanges:
             await self._app(scope, receive, send)
             return
 
-        async def observed_send(message: Message) -> None:
+        # No coroutine of its own: every chunk of every stream comes through here.
+        def observed_send(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.body":
                 exchange.response_bytes += len(message.get("body", b""))
             elif message["type"] == "http.response.start":
@@ -127,7 +129,7 @@ class Exchanges:
                     (b"x-request-id", exchange.request_id.encode("ascii")),
                     (b"x-content-type-options", b"nosniff"),
                 ]
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, observed_send)

@@ -78,10 +78,15 @@ class Generation:
 
     async def get(self) -> list[bytes]:
         """Chunks since the last call, framed by the renderer; empty once all is said. Raises EngineError."""
+        only = self._only
         while True:
-            prompt, deltas = await self.read()
+            if only is not None:
+                prompt, deltas = 0, await only.get()
+            else:
+                prompt, deltas = await self._read_any()
             if not deltas:
                 return []
+            self._note_ends(deltas)
             chunks = self.renderer.render(deltas, prompt, self.usage if self.renderer.continuous_usage else _NO_USAGE)
             if chunks:
                 return chunks
@@ -92,9 +97,7 @@ class Generation:
             prompt, deltas = 0, await self._only.get()
         else:
             prompt, deltas = await self._read_any()
-        for delta in deltas:
-            if delta.finish_reason is not None:
-                self._ended(delta.finish_reason)
+        self._note_ends(deltas)
         return prompt, deltas
 
     async def _read_any(self) -> tuple[int, list[Delta]]:
@@ -113,11 +116,15 @@ class Generation:
                 self._unread.append(prompt)
                 return prompt, deltas
 
-    def _ended(self, reason: FinishReason) -> None:
-        if reason is FinishReason.ERROR:
-            raise EngineError("The server failed to generate this answer.")
-        if self._reason is None or reason is FinishReason.ABORT:
-            self._reason = reason.value
+    def _note_ends(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            reason = delta.finish_reason
+            if reason is None:
+                continue
+            if reason is FinishReason.ERROR:
+                raise EngineError("The server failed to generate this answer.")
+            if self._reason is None or reason is FinishReason.ABORT:
+                self._reason = reason.value
 
     def abort(self) -> None:
         """Stop generating. The rest, down to the last Deltas, can still be read. Idempotent."""
