@@ -125,7 +125,7 @@ def _pip_download(folder: Path, *, quiet: bool) -> None:
         # pip's last word is that it found nothing; why it found nothing is in the warnings before.
         causes = [line for line in lines if "connection" in line.lower() or "timed out" in line.lower()]
         reasons = causes[:1] + [line for line in lines if line.startswith("ERROR")][-1:]
-        raise _unavailable("; ".join(reasons)[:500] or f"pip exited with {done.returncode}")
+        raise _unavailable("; ".join(reasons or lines[-1:])[:500] or f"pip exited with {done.returncode}")
 
 
 def _unavailable(why: str) -> ModelLoadError:
