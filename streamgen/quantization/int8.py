@@ -19,18 +19,29 @@ _LEAST_SCALE = 1e-30
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """From x [T, K] float32: (int8 [T, K], scales [T, 1]) with x ≈ values · scale. A row with NaN gets scale NaN."""
-    scale = x.abs().amax(-1, keepdim=True).mul_(1 / _LIMIT).add_(_LEAST_SCALE)
+    scale = _row_scales(x)
     return (x / scale).round_().to(torch.int8), scale
 
 
-class Int8Method:
-    """See the module. Holds a byte and a half-percent of a float for each weight."""
+def _row_scales(x: Tensor) -> Tensor:
+    return x.abs().amax(-1, keepdim=True).mul_(1 / _LIMIT).add_(_LEAST_SCALE)
 
-    def __init__(self, out_features: int, in_features: int, *, bias: bool, device: torch.device) -> None:
+
+class Int8Method:
+    """See the module. With `heavy_tailed` inputs, activations take two bytes each, in two rows of the same product.
+
+    The second byte holds what rounding to the first left over. A decode step waits for the weights to come from
+    memory, so the second row costs much less than the first.
+    """
+
+    def __init__(
+        self, out_features: int, in_features: int, *, bias: bool, heavy_tailed: bool, device: torch.device
+    ) -> None:
         self.weight = torch.zeros(out_features, in_features, dtype=torch.int8, device=device)
         self.scale = torch.zeros(out_features, dtype=torch.float32, device=device)
         self.bias = torch.zeros(out_features, dtype=torch.float32, device=device) if bias else None
         self._transposed = self.weight.t()
+        self._product = self._two_bytes if heavy_tailed else self._one_byte
 
     def load(self, start: int, values: Tensor) -> None:
         quantized, scale = quantize_rows(values.to(torch.float32))
@@ -42,9 +53,24 @@ class Int8Method:
         self.bias[start : start + len(values)].copy_(values)
 
     def apply(self, x: Tensor) -> Tensor:
-        quantized, scale = quantize_rows(x)
-        out = (torch._int_mm(quantized, self._transposed) * scale).mul_(self.scale)  # noqa: SLF001
+        out = self._product(x).mul_(self.scale)
         return out if self.bias is None else out.add_(self.bias)
+
+    def _one_byte(self, x: Tensor) -> Tensor:
+        quantized, scale = quantize_rows(x)
+        return torch._int_mm(quantized, self._transposed) * scale  # noqa: SLF001
+
+    def _two_bytes(self, x: Tensor) -> Tensor:
+        scale = _row_scales(x)
+        both = torch.empty((2, *x.shape), dtype=torch.float32, device=x.device)
+        high, low = both[0], both[1]
+        torch.div(x, scale, out=low)
+        torch.round(low, out=high)
+        # What is left is at most a half, so that it fills the second byte's range.
+        low.sub_(high).mul_(2 * _LIMIT).round_()
+        sums = torch._int_mm(both.to(torch.int8).flatten(0, 1), self._transposed)  # noqa: SLF001
+        high_sum, low_sum = sums.to(torch.float32).chunk(2)
+        return high_sum.add_(low_sum, alpha=1 / (2 * _LIMIT)).mul_(scale)
 
     def lookup(self, ids: Tensor) -> Tensor:
         return self.weight.index_select(0, ids) * self.scale.index_select(0, ids)[:, None]

@@ -30,7 +30,21 @@ class NumericMode:
         """Of the residual stream, of norms, biases and KV."""
         return _ACTIVATION_DTYPES[self.name]
 
-    def linear(self, out_features: int, in_features: int, *, bias: bool, device: torch.device) -> LinearMethod:
+    @property
+    def rotates(self) -> bool:
+        """Whether the mode wants the residual stream rotated (see `models/rotation.py`)."""
+        return self.name == "int8"
+
+    def linear(
+        self,
+        out_features: int,
+        in_features: int,
+        *,
+        bias: bool,
+        device: torch.device,
+        heavy_tailed: bool = False,
+    ) -> LinearMethod:
+        """An empty matrix. `heavy_tailed`: a few of its inputs may be many times larger than the rest."""
         if self.name == "int8":
-            return Int8Method(out_features, in_features, bias=bias, device=device)
+            return Int8Method(out_features, in_features, bias=bias, heavy_tailed=heavy_tailed, device=device)
         return DenseMethod(out_features, in_features, bias=bias, dtype=self.activation_dtype, device=device)

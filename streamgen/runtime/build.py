@@ -9,6 +9,7 @@ from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.loader.checkpoint import Checkpoint
 from streamgen.models.registry import build_model
+from streamgen.models.rotation import RotatedWeights, rotated_config
 from streamgen.models.weights import draw_weights, load_weights
 from streamgen.quantization.int8 import int8_is_fast
 from streamgen.quantization.numeric_mode import NumericMode
@@ -46,11 +47,12 @@ def build_runner(
     # A CPU's pool is known now, so that a length which cannot be served is refused before the weights are read.
     blocks, max_model_len = sized(None) if device.type == "cpu" else (0, config.model.max_model_len or trained)
     with torch.inference_mode():
-        model = build_model(decoder, operators=operators, mode=mode, device=device, max_model_len=max_model_len)
+        shape = rotated_config(decoder) if mode.rotates else decoder
+        model = build_model(shape, operators=operators, mode=mode, device=device, max_model_len=max_model_len)
         if checkpoint.dummy:
             draw_weights(model, config.model.seed)
         else:
-            load_weights(model, checkpoint, progress)
+            load_weights(model, RotatedWeights(checkpoint, decoder) if mode.rotates else checkpoint, progress)
         if device.type != "cpu":
             blocks, max_model_len = sized(_free_bytes(device, config.cache.gpu_memory_utilization))
         kv = LayerGroup(

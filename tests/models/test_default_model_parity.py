@@ -20,13 +20,15 @@ from streamgen_kernels.operators import get_operators
 from tests.models.driver import generate
 from tests.models.tiny import CPU, shorter_context, swap_heads, wrong_rope
 
-TOKENS = 14
+TOKENS = 12
 BLOCK_SIZE = 16
+# Seconds on an idle machine; half a minute of arithmetic must not fail on a busy one.
+pytestmark = pytest.mark.timeout(900)
+
 PROMPTS = [
     "The capital of France is",
     "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
-    "<|im_start|>system\nYou answer in one word.<|im_end|>\n<|im_start|>user\nThe colour of the sky?<|im_end|>\n"
-    "<|im_start|>assistant\n",
+    "<|im_start|>system\nAnswer in one word.<|im_end|>\n<|im_start|>user\nColour of the sky?<|im_end|>\n",
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
     "1, 1, 2, 3, 5, 8, 13,",
     "Q: If I have 3 apples and buy 4 more, how many do I have?\nA:",

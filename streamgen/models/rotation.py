@@ -1,0 +1,122 @@
+"""Rotate the residual stream, so that no channel stands out where activations are rounded to 8 bits.
+
+A few channels of a language model's residual stream are many times larger than the rest, and an integer scale that
+fits them leaves little for the others. With an orthogonal matrix R, a model whose embedding writes x·R and whose
+projections read x·R is the same model, as long as the norms between have no weights of their own: those are folded
+into the projections behind them first (Ashkboos et al., "QuaRot", 2024). R spreads each channel over many. All of it
+happens to the weights as they are loaded; a step costs nothing more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from streamgen.models.config import DecoderConfig
+from streamgen.models.weights import WeightSource
+
+_EMBEDDING, _HEAD, _LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
+_READERS = {
+    "input_layernorm.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "post_attention_layernorm.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+}
+_NORM_OF = {reader: norm for norm, readers in _READERS.items() for reader in readers}
+_WRITERS = ("self_attn.o_proj.weight", "self_attn.o_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias")
+
+
+def rotated_config(config: DecoderConfig) -> DecoderConfig:
+    """The head takes the last norm's weights in and the embedding does not, so they are no longer one matrix."""
+    return replace(config, tie_word_embeddings=False)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """An orthogonal matrix [size, size] that is cheap to apply: H ⊗ Q, with H a Hadamard matrix of a power of two."""
+
+    size: int
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """(Q [rest, rest], H [power, power]): the size is rest · power, as square as a power of two allows."""
+        power = self.size & -self.size
+        hadamard = torch.ones(1, 1)
+        while hadamard.shape[0] < power:
+            hadamard = torch.cat((torch.cat((hadamard, hadamard), 1), torch.cat((hadamard, -hadamard), 1)))
+        rest = self.size // power
+        # The discrete Hartley transform: orthogonal, of any size, with no entry larger than its share.
+        angle = torch.arange(rest).outer(torch.arange(rest)).remainder(rest) * (2 * torch.pi / rest)
+        return (angle.cos() + angle.sin()) / rest**0.5, hadamard / power**0.5
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Multiply the last dimension: x · R, in float32, for x [..., size]."""
+        outer, hadamard = self.factors
+        parts = x.to(torch.float32).reshape(-1, outer.shape[0], hadamard.shape[0])
+        return (outer.t() @ (parts @ hadamard)).reshape(x.shape)
+
+
+class RotatedWeights:
+    """A WeightSource that turns another one's weights into the rotated model's, name by name.
+
+    What must wait for a norm's weights is held until they come; checkpoints keep a layer's tensors together, so that
+    is a layer's worth at most, and the embedding.
+    """
+
+    def __init__(self, source: WeightSource, config: DecoderConfig) -> None:
+        self._source = source
+        self._tied = config.tie_word_embeddings
+        self._rotation = Rotation(config.hidden_size)
+
+    @property
+    def num_tensors(self) -> int:
+        return self._source.num_tensors + int(self._tied)
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        norms: dict[str, Tensor] = {}
+        waiting: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)
+        for name, values in self._source.tensors():
+            norm = self._norm_before(name)
+            if norm is not None:
+                if norm in norms:
+                    yield name, self._read(values, norms[norm])
+                else:
+                    waiting[norm].append((name, values))
+            elif self._is_norm(name):
+                norms[name] = values
+                yield name, torch.ones_like(values)
+                for reader, held in waiting.pop(name, ()):
+                    yield reader, self._read(held, values)
+            elif name == _EMBEDDING:
+                yield name, self._rotation.apply(values)
+                if self._tied and _LAST_NORM in norms:
+                    yield _HEAD, self._read(values, norms[_LAST_NORM])
+                elif self._tied:
+                    waiting[_LAST_NORM].append((_HEAD, values))
+            elif name.endswith(_WRITERS):
+                yield name, self._rotation.apply(values.t()).t()
+            elif not (self._tied and name == _HEAD):
+                yield name, values
+
+    def _read(self, weight: Tensor, norm: Tensor) -> Tensor:
+        return self._rotation.apply(weight.to(torch.float32) * norm.to(torch.float32))
+
+    def _norm_before(self, name: str) -> str | None:
+        """The norm whose output a weight multiplies; None for all that reads no normed residual stream."""
+        if name == _HEAD and not self._tied:
+            return _LAST_NORM
+        layer, reader = _layer_and_rest(name)
+        return layer + _NORM_OF[reader] if reader in _NORM_OF else None
+
+    @staticmethod
+    def _is_norm(name: str) -> bool:
+        return name == _LAST_NORM or _layer_and_rest(name)[1] in _READERS
+
+
+def _layer_and_rest(name: str) -> tuple[str, str]:
+    """The name "model.layers.3.mlp.up_proj.weight" → ("model.layers.3.", "mlp.up_proj.weight")."""
+    parts = name.split(".", 3)
+    return (".".join(parts[:3]) + ".", parts[3]) if len(parts) == 4 else ("", name)
