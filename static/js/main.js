@@ -20,6 +20,8 @@ const socket = new Socket();
 const writing = new Map();
 
 let model = null;
+let loading = false;
+let contextLength = 0;
 let shown = newConversation(lastSettings());
 
 const messages = new MessageList({ onedit: editMessage, onregenerate: regenerate });
@@ -53,11 +55,20 @@ async function showList() {
 
 function showModel(name, length) {
   model = name;
-  $("model").textContent = `${name} · ${length.toLocaleString("en")} tokens of context`;
+  contextLength = length;
+  showHeadline();
 }
 
-function showLoading(loading) {
-  if (loading) $("model").textContent = "The model is being loaded…";
+function showLoading(now) {
+  loading = now;
+  showHeadline();
+}
+
+/** The line below the title: what the reader should know of the server right now. */
+function showHeadline() {
+  const about = model ? `${model} · ${contextLength.toLocaleString("en")} tokens of context` : "";
+  const offline = socket.state === "offline" || (socket.state === "connecting" && socket.lost);
+  $("model").textContent = offline ? "Connection lost. Trying again…" : loading ? "The model is being loaded…" : about;
 }
 
 function notice(text) {
@@ -166,7 +177,8 @@ function editMessage(message, text) {
   writing.delete(shown.id);
   shown.messages.length = at;
   shown.messages.push(newMessage("user", text));
-  if (at === 0) shown.title = titleOf(text);
+  // A title that somebody chose stays.
+  if (at === 0 && shown.title === titleOf(message.content)) shown.title = titleOf(text);
   ask(shown);
 }
 
@@ -193,7 +205,7 @@ function ask(conversation) {
 
 /** The answer that `message` becomes, and the handlers that write it. */
 function follow(conversation, message) {
-  const answer = { conversation, message, request: null, asked: performance.now(), first: null, last: null, saved: 0, frame: 0 };
+  const answer = { conversation, message, request: null, asked: performance.now(), first: null, last: null, saving: 0, frame: 0 };
   const mine = () => writing.get(conversation.id) === answer;
   writing.set(conversation.id, answer);
   answer.handlers = {
@@ -209,10 +221,10 @@ function follow(conversation, message) {
         answer.frame = 0;
         if (shown === conversation) messages.update(message);
       });
-      if (answer.last - answer.saved > SAVE_EVERY) {
-        answer.saved = answer.last;
-        save(conversation);
-      }
+      answer.saving ||= setTimeout(() => {
+        answer.saving = 0;
+        if (mine()) save(conversation);
+      }, SAVE_EVERY);
     },
     ondone: ({ finish_reason: reason, usage }) => {
       if (!mine()) return;
@@ -247,6 +259,7 @@ function statsOf(answer, usage) {
 function finish(answer) {
   const { conversation, message } = answer;
   cancelAnimationFrame(answer.frame);
+  clearTimeout(answer.saving);
   writing.delete(conversation.id);
   forget(conversation.id);
   message.state = "done";
@@ -294,6 +307,7 @@ async function resumePending() {
       forget(entry.conversation);
       continue;
     }
+    if (entry.text?.length > message.content.length) message.content = entry.text;
     const partial = message.content;
     const answer = follow(conversation, message);
     const { onchunk, onerror } = answer.handlers;
@@ -373,7 +387,11 @@ function bind() {
     }
   });
   addEventListener("pagehide", () => {
-    for (const { conversation } of writing.values()) save(conversation);
+    // A page that goes has no time left for the database.
+    for (const { conversation, message } of writing.values()) {
+      const entry = pending().find((other) => other.conversation === conversation.id);
+      if (entry) remember({ ...entry, text: message.content });
+    }
   });
 }
 
@@ -402,6 +420,7 @@ socket.addEventListener("state", () => {
   const connection = $("connection");
   connection.dataset.state = socket.state;
   connection.textContent = { open: "connected", connecting: "connecting", offline: "offline" }[socket.state];
+  showHeadline();
 });
 socket.addEventListener("unauthorized", ({ detail }) => authorize(detail));
 

@@ -28,7 +28,7 @@ export function statTexts(stats) {
   const texts = [];
   if (stats.rate) texts.push(`${stats.rate < 10 ? stats.rate.toFixed(1) : Math.round(stats.rate)} tokens/s`);
   if (stats.first !== undefined && stats.first !== null) texts.push(`first token after ${stats.first < 1 ? `${Math.round(stats.first * 1000)} ms` : `${stats.first.toFixed(1)} s`}`);
-  if (stats.tokens) texts.push(`${stats.tokens} tokens`);
+  if (stats.tokens) texts.push(stats.tokens === 1 ? "1 token" : `${stats.tokens} tokens`);
   return texts;
 }
 
@@ -165,7 +165,7 @@ class AnswerView {
     this.message = message;
     const writing = message.state === "writing";
     this.element.toggleAttribute("data-writing", writing);
-    this.element.toggleAttribute("aria-busy", writing);
+    this.element.setAttribute("aria-busy", String(writing));
     this.thinking.hidden = !(writing && message.content === "");
     const version = `${writing}${message.content.length}`;
     if (this.shown !== version) {

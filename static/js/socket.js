@@ -24,6 +24,8 @@ class Request {
 /** Events: "state" ("connecting", "open", "offline"), "unauthorized". */
 export class Socket extends EventTarget {
   state = "connecting";
+  /** Whether the connection was there and is not any more, or could not be made. */
+  lost = false;
   #socket = null;
   #session = null;
   #requests = new Map();
@@ -107,6 +109,7 @@ export class Socket extends EventTarget {
     if (frame.type === "session.created") {
       this.#session = frame.session;
       this.#retries = 0;
+      this.lost = false;
       this.#become("open");
       this.#pinger = setInterval(() => this.#ping(), PING_EVERY);
       for (const request of this.#requests.values()) this.#send(request);
@@ -187,6 +190,7 @@ export class Socket extends EventTarget {
   }
 
   async #later() {
+    this.lost = true;
     this.#become("offline");
     const delay = Math.min(LONGEST_RETRY, FIRST_RETRY * 2 ** this.#retries) * (0.75 + Math.random() / 2);
     this.#retries += 1;

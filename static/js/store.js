@@ -10,7 +10,7 @@ const MAX_EVICTIONS = 5;
 
 export function newConversation(settings) {
   const now = Date.now();
-  return { id: randomId(), title: "", named: false, created: now, updated: now, rev: 0, settings: { ...settings }, messages: [] };
+  return { id: randomId(), title: "", created: now, updated: now, rev: 0, settings: { ...settings }, messages: [] };
 }
 
 export function newMessage(role, content, fields = {}) {

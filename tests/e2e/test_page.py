@@ -184,8 +184,15 @@ async def test_conversations_are_kept_renamed_and_deleted(browser: Browser) -> N
         await chat.page.press("Enter")
         await chat.page.until("document.querySelector('#conversations li:last-child .open')?.innerText === 'Felines'")
         assert await chat.page.run("document.getElementById('title').innerText") == "Felines"
+        await chat.page.click("[aria-label='Edit this message']")
+        await chat.page.type("!")
+        await chat.page.press("Enter")
+        (await chat.engine.next_stream()).end(FinishReason.STOP)
+        await chat.written()
+        assert await chat.page.run("document.getElementById('title').innerText") == "Felines"
+        await chat.page.until("document.querySelector('#conversations li:first-child .open').innerText === 'Felines'")
 
-        await chat.page.click("#conversations li:last-child [data-part=delete]")
+        await chat.page.click("#conversations li:first-child [data-part=delete]")
         await chat.page.click("#confirm .danger")
         await chat.page.until("document.querySelectorAll('#conversations li').length === 1")
         assert await chat.conversations() == ["about dogs"]
@@ -223,6 +230,20 @@ async def test_a_lost_connection_comes_back_and_misses_nothing(browser: Browser)
         assert (await chat.messages())[-1] == ["assistant", "one two three four"]
         assert len(chat.engine.streams) == 1
         assert not stream.aborted.is_set()
+
+
+async def test_a_server_that_is_gone_is_said_and_found_again(browser: Browser) -> None:
+    async with chatting(browser) as chat:
+        await chat.page.run("window.RealSocket = WebSocket; window.WebSocket = class { constructor() { throw 1; } }")
+        await chat.break_connection()
+        await chat.page.until("document.getElementById('model').innerText.startsWith('Connection lost')")
+        # What is written meanwhile is sent once the server is back.
+        await chat.page.run("document.getElementById('prompt').focus()")
+        await chat.page.type("anybody?")
+        await chat.page.press("Enter")
+        await chat.page.run("window.WebSocket = RealSocket; dispatchEvent(new Event('online'))")
+        assert turns(await chat.engine.next_stream()) == [("user", "anybody?")]
+        await chat.page.until("document.getElementById('model').innerText.startsWith('tiny')")
 
 
 async def test_a_reload_in_the_middle_of_an_answer_goes_on_with_it(browser: Browser) -> None:
