@@ -238,15 +238,15 @@ def _bound(row_ptr, heaviest, temperature, wanted, BY_MASS: tl.constexpr, VOCAB:
     digits = tl.arange(0, 16)
     prefix = tl.full([], 0, tl.uint32)
     at_prefix = tl.full([], 0, tl.int64)
-    for level in tl.static_range(8):
-        shift: tl.constexpr = 28 - 4 * level
+    for level in range(8):
+        shift = 28 - 4 * level
         units = tl.zeros([16], tl.int64)
         for first in range(0, VOCAB, TILE):
             token = first + tl.arange(0, TILE)
             _, scaled, key = _load(row_ptr, token, temperature, VOCAB)
             unit = _mass(scaled, heaviest) if BY_MASS else (token < VOCAB).to(tl.int64)
-            if level > 0:
-                unit = tl.where((key >> (shift + 4)) == prefix, unit, 0)
+            # Two shifts: the first digit has none before it, and a shift by 32 would have no meaning.
+            unit = tl.where((key >> shift) >> 4 == prefix, unit, 0)
             digit = ((key >> shift) & 15).to(tl.int32)
             units += tl.sum(tl.where(digit[:, None] == digits[None, :], unit[:, None], 0), axis=0)
         above = tl.sum(units, axis=0) - tl.cumsum(units, axis=0)
