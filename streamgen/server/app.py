@@ -72,7 +72,7 @@ class App:
         if server.config.allowed_origins:
             app = CORSMiddleware(
                 app,
-                allow_origins=server.config.allowed_origins,
+                allow_origins=[origin.rstrip("/") for origin in server.config.allowed_origins],
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
                 expose_headers=["X-Request-Id", "Retry-After"],

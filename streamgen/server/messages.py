@@ -28,7 +28,7 @@ def encode_chat(messages: Sequence[Message], fields: TemplateFields, serving: Se
             "The server's operator can give one with --chat-template.",
             "messages",
         )
-    tokenizer = serving.need_tokenizer("messages")
+    serving.need_tokenizer("messages")
     if not messages:
         raise InvalidRequestError("messages must not be empty.", "messages")
     kwargs = _template_kwargs(fields)
@@ -48,7 +48,7 @@ def encode_chat(messages: Sequence[Message], fields: TemplateFields, serving: Se
         continue_final_message=continued,
         **kwargs,
     )
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = serving.encode(text, "messages", add_special_tokens=False)
     if not ids:
         raise InvalidRequestError("The chat template makes an empty prompt of these messages.", "messages")
     return tuple(ids)

@@ -42,7 +42,7 @@ def encode_prompts(prompt: Prompt, serving: ServingModel, *, add_special_tokens:
 
 
 def _encode(text: str, serving: ServingModel, where: str, add_special_tokens: bool) -> EncodedPrompt:
-    ids = serving.need_tokenizer("prompt").encode(text, add_special_tokens=add_special_tokens)
+    ids = serving.encode(text, "prompt", add_special_tokens=add_special_tokens)
     if not ids:
         raise InvalidRequestError(f"{where} is empty: it gives no tokens.", "prompt")
     return EncodedPrompt(tuple(ids), text)

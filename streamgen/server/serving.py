@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from streamgen.errors import InvalidRequestError, ModelNotFoundError
+from streamgen.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError
 from streamgen.text.chat import ChatTemplate
 from streamgen.text.tokenizer import Tokenizer
 
@@ -23,6 +23,18 @@ class SamplingDefaults(Protocol):
     def min_p(self) -> float | None: ...
     @property
     def max_tokens(self) -> int | None: ...
+
+
+class PromptTooLongError(ContextLengthError):
+    """A ContextLengthError whose exact count was not worth the time of counting."""
+
+    def __init__(self, limit: int, num_chars: int, param: str) -> None:
+        InvalidRequestError.__init__(
+            self,
+            f"This model's maximum context length is {limit} tokens, but the prompt, of {num_chars} characters, has "
+            "more than that.",
+            param,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +66,20 @@ class ServingModel:
         if name not in self.names:
             raise ModelNotFoundError(name)
         return name
+
+    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a prompt. Raises PromptTooLongError for a text so long that it need not be encoded to know.
+
+        Most text has about four characters a token. If the beginning alone has twice the tokens that fit, then so has
+        the whole: what follows can only change the tokens at its very end.
+        """
+        tokenizer = self.need_tokenizer(param)
+        beginning = 16 * self.max_model_len
+        if len(text) > 4 * beginning:
+            count = len(tokenizer.encode(text[:beginning], add_special_tokens=False))
+            if count > 2 * self.max_model_len:
+                raise PromptTooLongError(self.max_model_len, len(text), param)
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def need_tokenizer(self, param: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -247,7 +247,7 @@ async def test_another_sites_page_reaches_no_engine(client, engine):
 
 
 async def test_an_allowed_sites_page_may_read_answers_and_errors():
-    config = ServerConfig(api_key=(KEY,), allowed_origins=("https://a.example",))
+    config = ServerConfig(api_key=(KEY,), allowed_origins=("https://a.example/",))
     origin = {"Origin": "https://a.example"}
     async with in_process(app_on(FakeEngine(), config)) as client:
         asks = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}

@@ -116,6 +116,43 @@ async def test_B2_one_prompt_of_several_and_a_chat(client, engine):
     await refused(client, engine, COMPLETIONS, completion_body(prompt="x" * 60, min_tokens=5), param="min_tokens")
 
 
+async def test_B2_an_absurdly_long_text_is_refused_without_encoding_all_of_it(client, engine, monkeypatch):
+    longest = 0
+    encode = Tokenizer.encode
+
+    def noting_encode(self, text, **options):
+        nonlocal longest
+        longest = max(longest, len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", noting_encode)
+    for body in (completion_body(prompt="x" * 10**6), completion_body(prompt=["a", "x" * 10**6])):
+        error = await refused(client, engine, COMPLETIONS, body, param="prompt")
+        assert error["code"] == "context_length_exceeded"
+        assert set(re.findall(r"\d+", error["message"])) == {"64", "1000000"}
+    long = chat_body(messages=[{"role": "user", "content": "x" * 10**6}])
+    assert (await refused(client, engine, CHAT, long, param="messages"))["code"] == "context_length_exceeded"
+    assert longest < 10**4
+
+
+async def test_B2_a_long_text_of_few_tokens_is_no_long_prompt():
+    """A token may stand for very many characters."""
+    engine = FakeEngine()
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    tokenizer = Tokenizer(
+        backend,
+        bos_token_id=None,
+        eos_token_ids=(),
+        chat_template=None,
+        special_tokens={},
+        add_bos=False,
+        add_eos=False,
+    )
+    async with in_process(app_on(engine, tokenizer=tokenizer)) as client:
+        await taken(client, COMPLETIONS, completion_body(prompt="x" * 10**6))
+    assert engine.streams[0].prompt_token_ids == (1,)
+
+
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["a", ""], [[1], []]])
 async def test_B3_an_empty_prompt(client, engine, prompt):
     await refused(client, engine, COMPLETIONS, completion_body(prompt=prompt), param="prompt")
