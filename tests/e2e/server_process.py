@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.server.world import TOKENIZER
+from tests.server.world import CHATML, TOKENIZER
 
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -88,4 +88,5 @@ def tiny_model(folder: Path) -> tuple[str, ...]:
     """Arguments for a server with random weights."""
     (folder / "config.json").write_text(json.dumps(TINY))
     TOKENIZER.backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": CHATML}))
     return (str(folder), "--load-format", "dummy", "--dtype", "float32", "--kv-cache-memory-bytes", "16777216")

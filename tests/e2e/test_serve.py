@@ -26,9 +26,10 @@ def stream(server: ServerProcess, body: dict) -> AbstractContextManager[httpx.Re
     return httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=WAIT)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """A command, with `text` coming through a pipe."""
     command = [sys.executable, "-m", "streamgen.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=False)
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=WAIT, check=False)
 
 
 def test_G6_a_port_in_use_is_told_at_once_and_in_one_line() -> None:
@@ -117,3 +118,13 @@ def test_bench_prints_one_line_of_json(tmp_path: Path) -> None:
     report = json.loads(done.stdout)
     assert (report["requests"], report["output_len"]) == (1, 4)
     assert report["output_tokens_per_second"] > 0
+
+
+def test_complete_and_chat_run_a_model_in_process(tmp_path: Path) -> None:
+    model, *flags = tiny_model(tmp_path)
+    done = run("complete", "ab", "--model", model, *flags, "--max-tokens=8", "--temperature=0")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 1
+    done = run("chat", model, *flags, "--max-tokens=8", "--temperature=0", text="Hi")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 1

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ NAME = re.compile(r"test_([A-G]\d+)_[a-z0-9]")
 SKIPPING = {"skip", "skipif", "xfail", "importorskip"}
 
 
+@cache
 def functions() -> list[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
     return [
         (path, node)
