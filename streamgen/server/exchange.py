@@ -114,7 +114,7 @@ class Exchanges:
         scope.update({"streamgen": exchange, "app": self._owner, "path": path, "root_path": ""})
         scope.setdefault("state", {})["request_id"] = exchange.request_id
         if scope["type"] == "websocket":
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, self._observing_handshake(exchange, path, send))
             return
 
         # No coroutine of its own: every chunk of every stream comes through here.
@@ -135,6 +135,18 @@ class Exchanges:
             await self._app(scope, receive, observed_send)
         finally:
             self._over(exchange, scope["method"], path)
+
+    def _observing_handshake(self, exchange: Exchange, path: str, send: Send) -> Send:
+        """A WebSocket counts as its handshake: how long it then stays open is not the time of an answer."""
+
+        def observed_send(message: Message) -> Awaitable[None]:
+            if not exchange.status:
+                accepted = message["type"] == "websocket.accept"
+                exchange.status = 101 if accepted else message.get("status", 403)
+                self._over(exchange, "GET", path)
+            return send(message)
+
+        return observed_send
 
     def _over(self, exchange: Exchange, method: str, path: str) -> None:
         seconds = self._clock() - exchange.started

@@ -6,9 +6,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamgen.errors import RequestError
 from streamgen.server.auth import check_key, check_origin, is_public
-from streamgen.server.chunks import dump_json
 from streamgen.server.exchange import of
 from streamgen.server.state import ServerState
+from streamgen.server.ws_refusal import refuse_socket
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 """Methods by which a page of another site changes nothing here."""
@@ -32,7 +32,7 @@ class Gate:
                 self._check(scope, changes=True, method="WEBSOCKET")
             except RequestError as error:
                 await receive()
-                await _refuse_socket(error, scope, send)
+                await refuse_socket(error, scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -43,12 +43,3 @@ class Gate:
         if is_public(method, scope["path"], public_metrics=state.config.public_metrics):
             return
         of(scope).tenant = check_key(scope["headers"], state.keys)
-
-
-async def _refuse_socket(error: RequestError, scope: Scope, send: Send) -> None:
-    if "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": error.ws_code, "reason": ""})
-        return
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "websocket.http.response.start", "status": 403, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": dump_json(error.body())})

@@ -13,12 +13,12 @@ from starlette.types import Receive, Scope, Send
 
 from streamgen.errors import DrainingError, StreamgenError
 from streamgen.server.auth import check_key, offered_subprotocols
-from streamgen.server.chunks import dump_json
 from streamgen.server.exchange import of
 from streamgen.server.generate import start_chunks
 from streamgen.server.kind import Kind
 from streamgen.server.state import ServerState
 from streamgen.server.ws_protocol import Protocol, negotiate
+from streamgen.server.ws_refusal import refuse_socket
 from streamgen.server.ws_relay import Backend, ChunkStream, Relay
 from streamgen.server.ws_resume import CallLater, ResumeStore, Timer
 from streamgen.server.ws_session import Session
@@ -79,7 +79,7 @@ class WebSocketEndpoint:
             if self._draining:
                 raise DrainingError("The server is shutting down.")
         except StreamgenError as error:
-            await _refuse(scope, send, error)
+            await refuse_socket(error, scope, receive, send)
             return
         session = Session(
             receive,
@@ -151,19 +151,3 @@ class SharedBackend:
 
 def _call_later(delay: float, run: Callable[[], None]) -> Timer:
     return asyncio.get_running_loop().call_later(delay, run)
-
-
-async def _refuse(scope: Scope, send: Send, error: StreamgenError) -> None:
-    """Answer the handshake with an HTTP error, whose body says why, where the server can send one."""
-    if "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": error.ws_code, "reason": ""})
-        return
-    headers = {"content-type": "application/json", **error.headers()}
-    await send(
-        {
-            "type": "websocket.http.response.start",
-            "status": error.status,
-            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()],
-        }
-    )
-    await send({"type": "websocket.http.response.body", "body": dump_json(error.body())})

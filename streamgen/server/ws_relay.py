@@ -189,7 +189,7 @@ class Relay:
     async def _chunks(self) -> str:
         """Relay all chunks, and return the frame that ends them."""
         # Shielded: a change of readers must not undo the preparation of the request.
-        stream = await asyncio.shield(self._start)
+        stream = self._stream = await asyncio.shield(self._start)
         while chunks := await stream.get():
             frames = []
             for chunk in chunks:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import structlog
 from starlette.routing import WebSocketRoute
 from websockets.exceptions import InvalidStatus
 
@@ -297,12 +298,38 @@ async def test_F3_a_foreign_origin_is_refused_before_the_upgrade() -> None:
             assert (await ws.receive())["type"] == "pong"
 
 
-async def test_the_sub_protocol_is_required() -> None:
+async def test_F3_handshakes_and_requests_are_in_the_access_log() -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with house(keys=KEYS) as (server, address):
+            await status_of(address, subprotocols=("streamgen.v1", key_protocol("bad")))
+            server.backend.stream("a").finish()
+            async with client(address, subprotocols=("streamgen.v1", key_protocol("good"))) as ws:
+                await ws.send(type="chat.create", id="a", body={"name": "a"})
+                await ws.receive()
+                await ws.send(type="chat.create", id="b", body={"refuse": 1})
+                await ws.receive()
+    seen = [
+        (line["method"], line["path"], line.get("status"), line.get("finish_reason"), "tenant" in line)
+        for line in lines
+        if line["event"] == "request"
+    ]
+    assert seen == [
+        ("GET", "/v1/ws", 403, None, False),
+        ("GET", "/v1/ws", 101, None, True),
+        ("WEBSOCKET", "/v1/ws", None, "stop", True),
+        ("WEBSOCKET", "/v1/ws", None, "invalid_request_error", True),
+    ]
+    assert "good" not in str(lines)
+
+
+async def test_the_sub_protocol_is_required(caplog: pytest.LogCaptureFixture) -> None:
     async with house() as (_, address):
         for offered in (("graphql-ws",), ("streamgen.v2", "x")):
             status, error = await status_of(address, subprotocols=offered)
             assert status == 400
             assert "streamgen.v1" in error["message"]
+    # A refusal is nothing that an operator has to be told as an error.
+    assert caplog.records == []
 
 
 async def test_draining_closes_idle_sockets_and_lets_running_requests_finish() -> None:

@@ -137,7 +137,7 @@ async def serve(app: Any, **settings: Any) -> AsyncIterator[str]:
     """Serve an ASGI application on a free port; yields host:port."""
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        app, log_level="error", lifespan="off", interface="asgi3", ws_ping_interval=None, **settings
+        app, log_config=None, log_level="error", lifespan="off", interface="asgi3", ws_ping_interval=None, **settings
     )
     server = uvicorn.Server(config)
     running = asyncio.ensure_future(server.serve(sockets=[listener]))
