@@ -250,8 +250,9 @@ def test_real_sizes_equal_the_reference(head_size, dtype):
     for case in (decode, mixed):
         batch = make_batch(case)
         wide = replace(batch, q=batch.q.float(), k_cache=batch.k_cache.float(), v_cache=batch.v_cache.float())
-        assert_close(
-            batch.attend(operators.paged_attention), wide.attend(reference.paged_attention).double(), scale=1.0
-        )
+        truth = wide.attend(reference.paged_attention).double()
+        # Weights are rounded to bfloat16 too: the error is relative to the largest values, not to their mean.
+        scale = 1.0 if dtype == torch.float32 else 8.0
+        assert_close(batch.attend(operators.paged_attention), truth, scale=scale)
     assert operators.counters["paged_attention.merge"] > 0
     assert operators.counters["paged_attention.tile"] == 1
