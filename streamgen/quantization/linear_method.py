@@ -18,7 +18,7 @@ class LinearMethod(Protocol):
         """The same for the bias; rows that are never loaded keep a bias of zero."""
 
     def apply(self, x: Tensor) -> Tensor:
-        """The product x @ weight.T + bias: from x [T, in_features] to [T, out_features], both in the activation dtype."""
+        """The product x @ weight.T + bias: x [T, in_features] to [T, out_features], both in the activation dtype."""
 
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows `ids` [T] of the matrix, in the activation dtype: [T, in_features]."""

@@ -15,6 +15,9 @@ def build_runner(
     config: EngineConfig, checkpoint: Checkpoint, *, progress: Callable[[str, int, int], None] | None = None
 ) -> ModelRunner:
     """See `streamgen.runtime.build`, which is imported only now: the fake runner beside it needs no torch."""
+    from streamgen.runtime.threads import prepare_threads
+
+    prepare_threads()
     from streamgen.runtime import build
 
     return build.build_runner(config, checkpoint, progress=progress)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from streamgen.errors import ModelLoadError
+from streamgen.loader.hf_config import read_hf_config
+from streamgen.models.registry import build_model
+from streamgen.models.rotation import RotatedWeights, Rotation, rotated_config
+from streamgen.models.weights import draw_weights, load_weights
+from streamgen.quantization.numeric_mode import NumericMode
+from streamgen_kernels.operators import get_operators
+from tests.models.tiny import CPU, huggingface
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+class Tensors:
+    def __init__(self, tensors):
+        self._tensors = list(tensors)
+        self.num_tensors = len(self._tensors)
+
+    def tensors(self):
+        return iter(self._tensors)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    def read(case):
+        folder = tmp_path_factory.mktemp(case)
+        huggingface(case).config.architectures = [type(huggingface(case)).__name__]
+        huggingface(case).config.save_pretrained(folder)
+        return read_hf_config(folder / "config.json")
+
+    return read
+
+
+def weights(case):
+    tied = huggingface(case).config.tie_word_embeddings
+    return {
+        name: tensor.detach().clone()
+        for name, tensor in huggingface(case).state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
+
+
+def build(config, mode="float32"):
+    return build_model(config, operators=get_operators("cpu"), mode=NumericMode(mode), device=CPU)
+
+
+def test_a_missing_tensor_is_named(config):
+    tensors = weights("llama")
+    del tensors[NORM]
+    with pytest.raises(ModelLoadError, match=f"lacks the tensor {NORM}"):
+        load_weights(build(config("llama")), Tensors(tensors.items()))
+
+
+@pytest.mark.parametrize("name", ["model.layers.2.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.bias", "extra"])
+def test_a_surplus_tensor_is_named(config, name):
+    tensors = {**weights("llama"), name: torch.zeros(3)}
+    with pytest.raises(ModelLoadError, match=f"no place for the tensor {name}"):
+        load_weights(build(config("llama")), Tensors(tensors.items()))
+
+
+def test_a_tensor_of_the_wrong_shape_or_twice_is_named(config):
+    with pytest.raises(ModelLoadError, match=rf"{NORM} has shape \(47,\)"):
+        load_weights(build(config("llama")), Tensors([(NORM, torch.zeros(47))]))
+    with pytest.raises(ModelLoadError, match=f"{NORM} twice"):
+        load_weights(build(config("llama")), Tensors([(NORM, torch.zeros(48)), (NORM, torch.zeros(48))]))
+
+
+def test_what_old_checkpoints_carry_for_nothing_is_ignored(config):
+    tensors = weights("llama_tied")
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8), "lm_head.weight": torch.zeros(97, 48)}
+    seen = []
+    load_weights(
+        build(config("llama_tied")), Tensors({**tensors, **extra}.items()), lambda *progress: seen.append(progress)
+    )
+    assert seen[-1][1:] == (len(tensors) + 2, len(tensors) + 2)
+
+
+def test_an_unknown_architecture_is_refused_with_the_list(config):
+    with pytest.raises(ModelLoadError, match="LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"):
+        build(replace(config("llama"), architecture="MambaForCausalLM"))
+    with pytest.raises(ModelLoadError, match="qk_norm"):
+        build(replace(config("qwen3"), qk_norm=False))
+
+
+def test_drawn_weights_depend_on_the_seed_alone(config):
+    models = [build(config("qwen3")) for _ in range(3)]
+    for model, seed in zip(models, (1, 1, 2), strict=True):
+        draw_weights(model, seed)
+    first, same, other = (model.blocks[0].down._method.weight for model in models)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("size", [1, 3, 48, 64, 576])
+def test_a_rotation_is_orthogonal_and_lets_no_channel_stand_out(size):
+    matrix = Rotation(size).apply(torch.eye(size))
+    assert torch.allclose(matrix @ matrix.t(), torch.eye(size), atol=1e-5)
+    assert matrix.abs().max() <= 1.5 / size**0.5
+
+
+@pytest.mark.parametrize(
+    "case", ["llama", "llama_tied", "llama_attention_bias", "llama_mlp_bias", "qwen2_tied", "qwen3"]
+)
+@pytest.mark.parametrize("norms_last", [False, True])
+def test_the_rotated_model_is_the_same_model(config, case, norms_last):
+    shape, tensors = config(case), weights(case)
+    ordered = sorted(tensors.items(), key=lambda item: ("norm" in item[0]) == norms_last)
+    plain, rotated = build(shape), build(rotated_config(shape))
+    load_weights(plain, Tensors(ordered))
+    load_weights(rotated, RotatedWeights(Tensors(ordered), shape))
+    hidden = torch.randn(5, shape.hidden_size, generator=torch.Generator().manual_seed(0))
+    turned = Rotation(shape.hidden_size).apply(hidden)
+    assert torch.allclose(plain.logits(plain.norm.norm(hidden)), rotated.logits(rotated.norm.norm(turned)), atol=1e-4)
+    for ours, theirs in zip(plain.blocks, rotated.blocks, strict=True):
+        assert torch.allclose(
+            ours.qkv.apply(ours.input_norm.norm(hidden)), theirs.qkv.apply(theirs.input_norm.norm(turned)), atol=1e-4
+        )
+        inner = torch.randn(5, shape.intermediate_size, generator=torch.Generator().manual_seed(1))
+        assert torch.allclose(
+            Rotation(shape.hidden_size).apply(ours.down.apply(inner)), theirs.down.apply(inner), atol=1e-4
+        )
