@@ -5,7 +5,6 @@ from streamgen.errors import ConfigError
 from streamgen.models.config import DecoderConfig, RopeConfig
 from streamgen.runtime.sizing import CPU_KV_BYTES, block_bytes, model_length, num_blocks, trained_length
 
-
 PLAIN = RopeConfig()
 
 
