@@ -433,7 +433,11 @@ function authorize(error) {
       return;
     }
     const given = await askForKey(key() === null ? "" : "That key was not accepted.");
-    if (given !== null) setKey(given);
+    if (given === null) {
+      notice("Without a key this server answers nothing. Reload the page to enter one.");
+      return;
+    }
+    setKey(given);
     socket.reconnect();
     panel.start();
   })().finally(() => (asking = null));
@@ -451,7 +455,11 @@ async function start() {
   try {
     await get("v1/models");
   } catch (error) {
-    if (error.status === 401 || error.status === 403) await authorize(error);
+    if (error.status === 401 || error.status === 403) {
+      // Whoever is let in is connected by that.
+      await authorize(error);
+      return;
+    }
   }
   socket.connect();
   panel.start();

@@ -79,7 +79,7 @@ export function editSettings(current) {
   });
 }
 
-/** Ask for the API key; resolves to it. */
+/** Ask for the API key; resolves to it, or null if the dialog was closed. */
 export function askForKey(reason) {
   const dialog = $("key-dialog");
   const input = $("key");
@@ -88,9 +88,10 @@ export function askForKey(reason) {
     "It is kept in this tab only, and forgotten when you close it.",
   );
   input.value = "";
+  dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(input.value.trim() || null), { once: true });
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "save" ? input.value.trim() || null : null), { once: true });
   });
 }
 

@@ -297,6 +297,16 @@ async def test_a_server_with_keys_asks_for_one(browser: Browser) -> None:
         chat.page.complaints.clear()  # The browser reports each 401.
 
 
+async def test_whoever_has_no_key_is_asked_once(browser: Browser) -> None:
+    async with chatting(browser, ServerConfig(api_key=("sk-secret",)), connect=False) as chat:
+        await chat.page.until("document.getElementById('key-dialog').open")
+        await chat.page.press("Escape")
+        await chat.page.until("!document.getElementById('notice').hidden")
+        assert not await chat.page.run("document.getElementById('key-dialog').open")
+        assert await chat.page.run("sockets.length") == 0
+        chat.page.complaints.clear()  # The browser reports the 401.
+
+
 async def test_errors_are_said_in_words_and_can_be_tried_again(browser: Browser) -> None:
     async with chatting(browser) as chat:
         stream = await chat.ask("hi")
