@@ -136,6 +136,17 @@ class BlockPool:
             self._by_hash[block_hash] = block
             self._contents[block] = CachedContent(block_hash, token_ids)
 
+    def retract(self, block_hashes: Iterable[bytes]) -> None:
+        """Let nobody find the blocks of these names again: what they hold is not to be trusted."""
+        for block_hash in block_hashes:
+            block = self._by_hash.get(block_hash)
+            if block is None:
+                continue
+            self._forget(block)
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+
     def forget_all(self) -> None:
         """Forget all content: the device's memory was lost, or the weights behind it changed."""
         self._by_hash.clear()

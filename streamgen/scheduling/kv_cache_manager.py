@@ -99,6 +99,10 @@ class KVCacheManager:
             self.pool.publish(request.block_ids[index], self._hash_at(request, index), self._tokens_at(request, index))
             request.num_published_blocks = index + 1
 
+    def distrust(self, request: Request) -> None:
+        """A request's logits were not finite: nobody else shall start from its KV, be it its own or shared."""
+        self.pool.retract(request.block_hashes)
+
     def free(self, request: Request, *, until_step: int | None) -> None:
         """Take a request's blocks back, at once or, if a launched step touches them, when that has come back."""
         if until_step is not None and request.block_ids:

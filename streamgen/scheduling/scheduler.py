@@ -168,6 +168,7 @@ class Scheduler:
             if request is None or request.epoch != row.epoch:
                 continue  # a ghost row: the request ended while this step was in flight
             if index in failed:
+                self.kv.distrust(request)
                 self.finish(request, FinishReason.ERROR)
                 progress.append(Progress(request, (), FinishReason.ERROR, None, corrupted=True))
                 continue

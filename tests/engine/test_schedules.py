@@ -291,6 +291,24 @@ def test_the_same_prompt_is_found_again() -> None:
     assert prefix_hits_with_salts(b"a", b"b") == 0
 
 
+def test_what_a_corrupted_request_wrote_is_found_by_nobody() -> None:
+    """Its blocks may hold what is not finite, or what such KV was replaced by: a hit would be wrong, and in silence."""
+    harness = Harness(num_blocks=64, block_size=4, max_num_seqs=2, budget=8, depth=2)
+    harness.add(make_request(0, [5] * 9, 12, ignore_eos=True))
+    harness.run()
+    harness.runner.script = lambda prompt, output: -1 if len(prompt) == 30 else next_token(prompt, output)
+    bystander, corrupted = make_request(1, [5] * 11, 20, ignore_eos=True), make_request(2, [5] * 30, 4)
+    harness.add(bystander)
+    harness.add(corrupted)
+    harness.run()
+    assert harness.reasons[2] is FinishReason.ERROR
+    assert harness.outputs[1] == oracle([5] * 11, 20, ignore_eos=True)[0]
+    hits = harness.scheduler.num_prefix_hits
+    harness.add(make_request(3, [5] * 30, 1))
+    harness.run()
+    assert harness.scheduler.num_prefix_hits == hits
+
+
 def test_decodes_go_on_beside_a_long_prompt() -> None:
     """A long prompt takes what is left of the budget, never another's next token; and it is not starved either."""
     harness = Harness(num_blocks=400, block_size=4, max_num_seqs=4, budget=16, depth=1)
