@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -76,24 +77,15 @@ def resolve(
     policy: SchedulingPolicy = "fcfs",
 ) -> ResolvedRequest:
     """Check a request. Raises InvalidRequestError or ContextLengthError."""
-    prompt = tuple(prompt_token_ids)
-    if not prompt:
-        raise InvalidRequestError("The prompt has no tokens.", "prompt")
-    for position, token_id in enumerate(prompt):
-        if not 0 <= token_id < limits.vocab_size:
-            raise InvalidRequestError(
-                f"Token id {token_id} at position {position} of the prompt is not in the vocabulary"
-                f" of {limits.vocab_size} tokens.",
-                "prompt",
-            )
+    room = limits.max_model_len - len(prompt_token_ids)
+    if room < 1:
+        raise ContextLengthError(limits.max_model_len, len(prompt_token_ids), params.max_tokens, "prompt")
+    prompt = _checked(prompt_token_ids, limits.vocab_size)
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < limits.vocab_size:
             raise InvalidRequestError(f"Token id {token_id} is not in the vocabulary.", "stop_token_ids")
     if priority and policy == "fcfs":
         raise InvalidRequestError("The server schedules by arrival; a priority has no meaning here.", "priority")
-    room = limits.max_model_len - len(prompt)
-    if room < 1:
-        raise ContextLengthError(limits.max_model_len, len(prompt), params.max_tokens, "prompt")
     if params.max_tokens is not None and params.max_tokens > room:
         raise ContextLengthError(limits.max_model_len, len(prompt), params.max_tokens, "max_tokens")
     max_tokens = room if params.max_tokens is None else params.max_tokens
@@ -103,3 +95,21 @@ def resolve(
             "min_tokens",
         )
     return ResolvedRequest(prompt, params, max_tokens, priority, limits.end_token_ids)
+
+
+def _checked(prompt: Sequence[int], vocab_size: int) -> TokenIds:
+    """The prompt as plain ints, whatever kind of integers it holds. Without a loop in Python: prompts are long."""
+    try:
+        ids = array("q", prompt)
+    except (TypeError, OverflowError):
+        raise InvalidRequestError("The prompt holds something that is no token id.", "prompt") from None
+    if not ids:
+        raise InvalidRequestError("The prompt has no tokens.", "prompt")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        position = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(
+            f"Token id {ids[position]} at position {position} of the prompt is not in the vocabulary"
+            f" of {vocab_size} tokens.",
+            "prompt",
+        )
+    return tuple(ids)

@@ -15,7 +15,7 @@ from streamgen.engine.admission import Limits, ResolvedRequest, resolve
 from streamgen.engine.client import EngineStats
 from streamgen.engine.engine_loop import EngineLoop
 from streamgen.engine.gpu_thread import GpuThread
-from streamgen.engine.output_processor import OutputProcessor
+from streamgen.engine.output_processor import OutputProcessor, SequenceOutput
 from streamgen.engine.timings import EngineMetrics, StreamTimings
 from streamgen.engine.token_queue import TokenQueue
 from streamgen.errors import (
@@ -254,35 +254,39 @@ class AsyncEngine:
         now = self._clock()
         gaps: list[float] = []
         for item in progress:
-            request = item.request
-            output = self._outputs.get(request.request_id)
+            output = self._outputs.get(item.request.request_id)
             if output is None:
                 continue  # ended while this was waiting to be told
-            queue = output.queue
-            if item.finish_reason is FinishReason.ERROR:
-                self._fail(queue.request_id, self._row_error(item))
-                continue
-            timings = self._timings[queue.request_id]
-            if output.last_token_at is not None:
-                gaps.append(now - output.last_token_at)
-            elif timings.first_token is None:
-                timings.first_token = now
-                self._prompt_tokens += timings.prompt_tokens - request.num_cached_tokens
-                queue.num_cached_tokens = request.num_cached_tokens
-                if self.metrics is not None:
-                    self.metrics.first_token(now - timings.arrival)
-            output.last_token_at = timings.last_token = now
-            timings.generation_tokens += len(item.token_ids)
-            self._generation_tokens += len(item.token_ids)
-            if output.push(item):
-                self._close_sequence(queue.request_id, request, item.finish_reason or FinishReason.STOP)
-            elif queue.overflowing:
-                self._fail(
-                    queue.request_id,
-                    SlowReaderError("The reader fell too far behind; the request was ended."),
-                )
+            try:
+                self._tell(item, output, now, gaps)
+            except Exception:
+                # A detokenizer may stumble over one sequence's tokens; the others have nothing to do with it.
+                log.exception("telling_failed", request=output.queue.request_id)
+                self._fail(output.queue.request_id, EngineError("The server failed to put this answer into text."))
         if self.metrics is not None and gaps:
             self.metrics.gaps(gaps)
+
+    def _tell(self, item: Progress, output: SequenceOutput, now: float, gaps: list[float]) -> None:
+        request, queue = item.request, output.queue
+        if item.finish_reason is FinishReason.ERROR:
+            self._fail(queue.request_id, self._row_error(item))
+            return
+        timings = self._timings[queue.request_id]
+        if output.last_token_at is not None:
+            gaps.append(now - output.last_token_at)
+        elif timings.first_token is None:
+            timings.first_token = now
+            self._prompt_tokens += timings.prompt_tokens - request.num_cached_tokens
+            queue.num_cached_tokens = request.num_cached_tokens
+            if self.metrics is not None:
+                self.metrics.first_token(now - timings.arrival)
+        output.last_token_at = timings.last_token = now
+        timings.generation_tokens += len(item.token_ids)
+        self._generation_tokens += len(item.token_ids)
+        if (reason := output.push(item)) is not None:
+            self._close_sequence(queue.request_id, request, reason)
+        elif queue.overflowing:
+            self._fail(queue.request_id, SlowReaderError("The reader fell too far behind; the request was ended."))
 
     def _on_step(self, plan: StepPlan, result: StepResult, launched_at: float) -> None:
         if result.error is not None:

@@ -94,7 +94,7 @@ class GpuThread:
         launched_at = time.perf_counter()
         try:
             if plan.full and self._void:
-                self._runner.reset()
+                _reset(self._runner)
                 self._void = False
             if self._void:
                 self._deliver(future, failure(plan.step, "an earlier step failed"))
@@ -142,6 +142,14 @@ class GpuThread:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # the loop is closed: nobody waits any more
             log.debug("result_without_loop")
+
+
+def _reset(runner: Runner) -> None:
+    """Raises EngineDeadError: a device that cannot even start from nothing is lost."""
+    try:
+        runner.reset()
+    except Exception as error:
+        raise EngineDeadError(f"The device cannot be reset: {type(error).__name__}: {error}") from error
 
 
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:

@@ -34,8 +34,8 @@ class SequenceOutput:
     last_token_at: float | None = None
     """When its newest token was told, by the engine's clock."""
 
-    def push(self, progress: Progress) -> bool:
-        """Pass a step's gain on. True if the sequence has ended by it, be it by a stop string that only text shows."""
+    def push(self, progress: Progress) -> FinishReason | None:
+        """Pass a step's gain on. Why the sequence has ended by it, if it has: a stop string shows only in the text."""
         token_ids, reason = progress.token_ids, progress.finish_reason
         stop_reason: int | str | None = progress.stop_token_id
         # The token that ended it is counted, but it is not text, unless it was asked for.
@@ -44,7 +44,7 @@ class SequenceOutput:
         if matched is not None:
             reason, stop_reason = FinishReason.STOP, matched
         self.queue.put(self.index, text, token_ids, reason, stop_reason)
-        return reason is not None
+        return reason
 
     def end(self, reason: FinishReason) -> None:
         """End it from outside, such as by an abort: what was held back is sent, since no stop string will come."""

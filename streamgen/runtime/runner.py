@@ -24,7 +24,10 @@ class Runner(Protocol):
         """Start a step. Must not wait for an earlier one: that is what keeps two in flight."""
 
     def reset(self) -> None:
-        """Drop all state of the persistent batch after a failed step; the next plan is a full one."""
+        """Drop all state of the persistent batch after a failed step; the next plan is a full one.
+
+        Raises whatever shows that the device cannot be used any more: the engine then ends.
+        """
 
     def close(self) -> None:
         """Give the device back."""

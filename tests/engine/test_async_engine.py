@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -16,11 +18,13 @@ from streamgen.errors import (
     CorruptedRowError,
     DrainingError,
     EngineDeadError,
+    EngineError,
     InvalidRequestError,
     QueueFullError,
     SlowReaderError,
     StepError,
 )
+from streamgen.observability.metrics import Metrics
 from streamgen.runtime.fake import FakeModelRunner, Script, scripted
 from streamgen.types import Delta, FinishReason, SamplingParams, StepPlan
 from tests.unit.text.tokenizers_for_tests import byte_level_backend, wrap
@@ -39,6 +43,7 @@ async def running(
     max_model_len: int = 128,
     before_step: Callable[[StepPlan], None] | None = None,
     text: bool = False,
+    clock: Callable[[], float] = time.monotonic,
     **config: int,
 ) -> AsyncIterator[AsyncEngine]:
     scheduler = SchedulerConfig(**{"max_num_seqs": 8, **config})
@@ -51,7 +56,14 @@ async def running(
         end_token_ids=(EOS,),
     )
     runner = FakeModelRunner(script, num_blocks=num_blocks, block_size=block_size, before_step=before_step)
-    engine = AsyncEngine(runner, limits, scheduler, tokenizer=TOKENIZER if text else None, stream_buffer_bytes=4096)
+    engine = AsyncEngine(
+        runner,
+        limits,
+        scheduler,
+        tokenizer=TOKENIZER if text else None,
+        stream_buffer_bytes=4096,
+        clock=clock,
+    )
     await engine.start()
     try:
         yield engine
@@ -193,7 +205,7 @@ async def test_C4_a_request_that_can_never_fit_is_refused_at_once() -> None:
         assert len(joined(await collect(engine.add([1], SamplingParams(max_tokens=3))))) == 3
 
 
-@pytest.mark.parametrize("prompt", [[], [-1], [100_000], [1, 2**63]])
+@pytest.mark.parametrize("prompt", [[], [-1], [100_000], [1, 2**63], [1, 2.0], ["1"]])
 async def test_a_bad_prompt_never_reaches_the_engine(prompt: list[int]) -> None:
     async with running(scripted([1])) as engine:
         with pytest.raises(InvalidRequestError):
@@ -259,6 +271,36 @@ async def test_rows_that_are_not_finite_fail_alone() -> None:
         assert joined(await collect(good)) == [9] * 8
 
 
+async def test_a_device_that_cannot_be_reset_is_lost() -> None:
+    """The fault itself does not say that the device is gone; starting it from nothing shows it."""
+
+    def fault(plan: StepPlan) -> None:
+        if plan.step == 3:
+            raise RuntimeError("acted out")
+
+    def reset() -> None:
+        raise RuntimeError("the device answers no more")
+
+    async with running(scripted([], then=9), before_step=fault, max_num_seqs=1) as engine:
+        engine._runner.reset = reset
+        failed, waiting = (engine.add([1], SamplingParams(max_tokens=50)) for _ in range(2))
+        with pytest.raises(StepError):
+            await collect(failed)
+        with pytest.raises(EngineDeadError):
+            await collect(waiting)
+        assert not engine.healthy
+
+
+async def test_a_text_that_cannot_be_told_ends_its_own_stream_alone() -> None:
+    async with running(scripted(pieces("abcdefgh")), text=True) as engine:
+        broken, sound = engine.add([1], GREEDY), engine.add([2], GREEDY)
+        engine._outputs.get(broken.request_id).detokenizer = object()
+        with pytest.raises(EngineError):
+            await collect(broken)
+        assert "".join(d.text for d in await collect(sound)) == "abcdefgh"
+        assert engine.healthy
+
+
 async def test_a_lost_device_ends_every_stream_and_the_engine() -> None:
     def fault(plan: StepPlan) -> None:
         if plan.step == 3:
@@ -319,16 +361,33 @@ async def test_draining_has_an_end() -> None:
 
 
 async def test_a_step_that_hangs_is_unhealthy() -> None:
-    now = [0.0]
-    async with running(scripted([], then=9)) as engine:
-        engine._clock = lambda: now[0]
+    now, hung, release = [0.0], asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang(plan: StepPlan) -> None:
+        if plan.step == 2:
+            loop.call_soon_threadsafe(hung.set)
+            release.wait(20)
+
+    async with running(scripted([], then=9), before_step=hang, clock=lambda: now[0]) as engine:
+        stream = engine.add([1], GREEDY)
+        await hung.wait()
+        now[0] = 119.0
         assert engine.healthy
-        engine._loop._clock = engine._clock
-        engine.scheduler.schedule = lambda: None
-        engine._loop._in_flight.append((None, asyncio.get_running_loop().create_future(), 0.0))
         now[0] = 1000.0
         assert not engine.healthy
-        engine._loop._in_flight.clear()
+        release.set()
+        assert len(joined(await collect(stream))) == 8
+        assert engine.healthy
+
+
+async def test_a_stop_string_in_the_last_token_is_reported_as_a_stop() -> None:
+    metrics = Metrics()
+    async with running(scripted(pieces("abc")), text=True) as engine:
+        engine.metrics = metrics
+        (*_, last) = await collect(engine.add([1], SamplingParams(max_tokens=3, stop=("c",))))
+    assert last.finish_reason is FinishReason.STOP
+    assert 'request_success_total{engine="0",finished_reason="stop",model_name=""} 1.0' in metrics.render()[0].decode()
 
 
 async def test_leaving_the_iteration_aborts() -> None:
