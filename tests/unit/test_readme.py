@@ -23,5 +23,6 @@ def test_files_that_the_pages_name_are_there() -> None:
 def test_every_folder_has_a_line_in_the_architecture() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     folders = [f"{path.name}/" for path in (ROOT / "streamgen").iterdir() if (path / "__init__.py").exists()]
-    folders += [f"{name}/" for name in ("static", "loadtest", "benchmarks", "scripts", "tests") if Path(ROOT, name).is_dir()]
+    others = ("static", "loadtest", "benchmarks", "scripts", "tests")
+    folders += [f"{name}/" for name in others if Path(ROOT, name).is_dir()]
     assert [folder for folder in folders if f"{folder}`" not in text] == []
