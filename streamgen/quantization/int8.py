@@ -8,6 +8,7 @@ bit, in a batch of any size.
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -24,7 +25,13 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _row_scales(x: Tensor) -> Tensor:
-    return x.abs().amax(-1, keepdim=True).mul_(1 / _LIMIT).add_(_LEAST_SCALE)
+    return torch.add(_constant(_LEAST_SCALE, x.device), x.abs().amax(-1, keepdim=True), alpha=1 / _LIMIT)
+
+
+@cache
+def _constant(value: float, device: torch.device) -> Tensor:
+    # A Python number would be made a tensor, and be converted, at every call.
+    return torch.tensor(value, device=device)
 
 
 class Int8Method:
@@ -67,7 +74,7 @@ class Int8Method:
         torch.div(x, scale, out=low)
         torch.round(low, out=high)
         # What is left is at most a half, so that it fills the second byte's range.
-        low.sub_(high).mul_(2 * _LIMIT).round_()
+        low.sub_(high).mul_(_constant(2.0 * _LIMIT, x.device)).round_()
         sums = torch._int_mm(both.to(torch.int8).flatten(0, 1), self._transposed)  # noqa: SLF001
         high_sum, low_sum = sums.to(torch.float32).chunk(2)
         return high_sum.add_(low_sum, alpha=1 / (2 * _LIMIT)).mul_(scale)
