@@ -14,7 +14,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 LoadFormat = Literal["auto", "safetensors", "gguf", "dummy"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 
-_MANY = 2**63 - 1
+MANY = 2**63 - 1
 
 
 def _between(config: object, low: float, high: float, *names: str) -> None:
@@ -22,7 +22,7 @@ def _between(config: object, low: float, high: float, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            bound = f"at least {low}" if high == _MANY else f"between {low} and {high}"
+            bound = f"at least {low}" if high == MANY else f"between {low} and {high}"
             raise ConfigError(f"--{name.replace('_', '-')} must be {bound}; it was {value}.")
 
 
@@ -48,8 +48,8 @@ class ModelConfig:
     """Seed of requests that bring none, together with a number of their own; and of dummy weights."""
 
     def __post_init__(self) -> None:
-        _between(self, 1, _MANY, "max_model_len")
-        _between(self, -_MANY - 1, _MANY, "seed")
+        _between(self, 1, MANY, "max_model_len")
+        _between(self, -MANY - 1, MANY, "seed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +61,15 @@ class CacheConfig:
     num_gpu_blocks_override: int | None = None
     """KV blocks to allocate, instead of sizing the pool by memory."""
     kv_cache_memory_bytes: int | None = None
-    """Bytes of the KV pool. Default: what --gpu-memory-utilization leaves on a GPU, 256 MiB on a CPU."""
+    """Bytes of the KV pool. Default: what --gpu-memory-utilization leaves on a GPU, 512 MiB on a CPU."""
     gpu_memory_utilization: float = 0.9
     """Part of the GPU's memory that the server may take."""
 
     def __post_init__(self) -> None:
         _between(self, 1, 1024, "block_size")
         # One block is for padding and belongs to nobody.
-        _between(self, 2, _MANY, "num_gpu_blocks_override")
-        _between(self, 1, _MANY, "kv_cache_memory_bytes")
+        _between(self, 2, MANY, "num_gpu_blocks_override")
+        _between(self, 1, MANY, "kv_cache_memory_bytes")
         _between(self, 0.01, 1.0, "gpu_memory_utilization")
 
 
@@ -87,8 +87,8 @@ class SchedulerConfig:
     """Most prompt tokens that wait; more get 429."""
 
     def __post_init__(self) -> None:
-        _between(self, 1, _MANY, "max_num_seqs", "max_num_batched_tokens")
-        _between(self, 0, _MANY, "max_num_queued_reqs", "max_num_queued_tokens")
+        _between(self, 1, MANY, "max_num_seqs", "max_num_batched_tokens")
+        _between(self, 0, MANY, "max_num_queued_reqs", "max_num_queued_tokens")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) is less than --max-num-seqs "
@@ -125,7 +125,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _between(self, 0, 65535, "port")
-        _between(self, 1, _MANY, "max_body_bytes", "stream_buffer_bytes")
+        _between(self, 1, MANY, "max_body_bytes", "stream_buffer_bytes")
         _between(self, 0.1, 86400.0, "sse_keep_alive_interval")
         _between(self, 0.0, 86400.0, "shutdown_timeout")
         if self.root_path and not self.root_path.startswith("/"):

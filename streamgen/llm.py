@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
-from streamgen.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from streamgen.config import MANY, CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from streamgen.engine.async_engine import AsyncEngine
 from streamgen.engine.loading import LoadedEngine, Progress, load_engine
 from streamgen.errors import ConfigError, InvalidRequestError
@@ -24,6 +24,9 @@ from streamgen.types import FinishReason, SamplingParams, TokenIds, Usage
 
 Prompt: TypeAlias = str | Sequence[int]
 T = TypeVar("T")
+
+_NO_QUEUE_BOUNDS = {"max_num_queued_reqs": MANY, "max_num_queued_tokens": MANY}
+"""They protect a server from its clients; a batch has the length that it has."""
 
 
 @dataclass(slots=True)
@@ -56,7 +59,7 @@ class LLM:
 
     def __init__(self, model: str = "", *, progress: Progress | None = None, **options: Any) -> None:
         """Load a model. Raises SetupError."""
-        config = engine_config(model, options)
+        config = engine_config(model, {**_NO_QUEUE_BOUNDS, **options})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="streamgen-llm", daemon=True)
         self._thread.start()
@@ -95,14 +98,14 @@ class LLM:
         Raises InvalidRequestError or ContextLengthError, before anything is computed, and EngineError.
         """
         batch = _as_batch(prompts)
-        if isinstance(params, SamplingParams) or params is None:
-            each = [params or self.default_params()] * len(batch)
-        else:
-            each = list(params)
-        if len(each) != len(batch):
-            raise InvalidRequestError(f"There are {len(batch)} prompts and {len(each)} sampling parameters.")
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
         ids = [self._token_ids(prompt) for prompt in batch]
+        if params is None:
+            each = [self._defaults_for(prompt) for prompt in ids]
+        else:
+            each = [params] * len(batch) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(batch):
+            raise InvalidRequestError(f"There are {len(batch)} prompts and {len(each)} sampling parameters.")
         return self._run(self._generate(texts, ids, each, on_output))
 
     def chat(
@@ -114,7 +117,7 @@ class LLM:
         text = template.render(messages, **template_options)
         # The template has written whatever special tokens it wants.
         ids = tokenizer.encode(text, add_special_tokens=False)
-        return self._run(self._generate([text], [ids], [params or self.default_params()], None))[0]
+        return self._run(self._generate([text], [ids], [params or self._defaults_for(ids)], None))[0]
 
     def default_params(self) -> SamplingParams:
         """SamplingParams with what the model's generation config says."""
@@ -137,6 +140,9 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _defaults_for(self, prompt: Sequence[int]) -> SamplingParams:
+        return self.default_params().within(max(1, self.engine.max_model_len - len(prompt)))
+
     def _token_ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
@@ -147,23 +153,20 @@ class LLM:
         params: Sequence[SamplingParams],
         on_output: Callable[[RequestOutput], None] | None,
     ) -> list[RequestOutput]:
-        limit = asyncio.Semaphore(self.engine.max_queued)
-
         async def one(text: str | None, prompt: Sequence[int], sampling: SamplingParams) -> RequestOutput:
-            async with limit:
-                stream = self.engine.add(prompt, sampling)
-                outputs = [CompletionOutput(index) for index in range(sampling.n)]
-                try:
-                    while deltas := await stream.get():
-                        for delta in deltas:
-                            output = outputs[delta.index]
-                            output.text += delta.text
-                            output.token_ids.extend(delta.token_ids)
-                            output.finish_reason = delta.finish_reason
-                            output.stop_reason = delta.stop_reason
-                finally:
-                    stream.abort()
-                result = RequestOutput(text, stream.prompt_token_ids, outputs, stream.usage)
+            stream = self.engine.add(prompt, sampling)
+            outputs = [CompletionOutput(index) for index in range(sampling.n)]
+            try:
+                while deltas := await stream.get():
+                    for delta in deltas:
+                        output = outputs[delta.index]
+                        output.text += delta.text
+                        output.token_ids.extend(delta.token_ids)
+                        output.finish_reason = delta.finish_reason
+                        output.stop_reason = delta.stop_reason
+            finally:
+                stream.abort()
+            result = RequestOutput(text, stream.prompt_token_ids, outputs, stream.usage)
             if on_output is not None:
                 on_output(result)
             return result

@@ -82,6 +82,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError(f"At most {MAX_STOP_TOKEN_IDS} stop_token_ids are taken.", "stop_token_ids")
 
+    def within(self, room: int) -> SamplingParams:
+        """The same, with `max_tokens` no more than `room`: for a default, which nobody asked for, not for a wish."""
+        if self.max_tokens is None or self.max_tokens <= room:
+            return self
+        return msgspec.structs.replace(self, max_tokens=room)
+
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE

@@ -162,11 +162,6 @@ class AsyncEngine:
         """Check a request without queueing it. Raises InvalidRequestError or ContextLengthError."""
         return resolve(prompt_token_ids, params, self.limits, priority, self._config.scheduling_policy)
 
-    @property
-    def max_queued(self) -> int:
-        """Requests that the queue takes, besides those that run."""
-        return self._config.max_num_queued_reqs
-
     async def generate(
         self, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, tenant: str = ""
     ) -> AsyncIterator[Delta]:
@@ -207,11 +202,6 @@ class AsyncEngine:
                 self._fail(stream_id, DrainingError("The server shut down before this request was finished."))
             return False
         return True
-
-    @property
-    def dead(self) -> str | None:
-        """Why the engine cannot go on; None while it can."""
-        return self._dead
 
     async def shutdown(self) -> None:
         """Stop at once, and give the device back. Streams that are open end by DrainingError. Idempotent."""

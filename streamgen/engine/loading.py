@@ -30,10 +30,15 @@ async def load_engine(
 ) -> LoadedEngine:
     """Open the checkpoint, build the runner on the thread that will own the device, start the engine.
 
-    Raises SetupError. Cancelled, it leaves the thread to itself: loading cannot be interrupted.
+    Raises SetupError. Cancelled, it leaves the thread to itself, which ends when the model is loaded: that cannot be
+    interrupted.
     """
     thread = GpuThread(asyncio.get_running_loop(), depth=config.steps_in_flight)
-    checkpoint, runner = await thread.call(lambda: _build(config, progress or _silent))
+    try:
+        checkpoint, runner = await thread.call(lambda: _build(config, progress or _silent))
+    except BaseException:
+        thread.close(timeout=0)
+        raise
     engine = AsyncEngine(
         runner,
         Limits(

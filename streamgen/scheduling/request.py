@@ -120,19 +120,16 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def finished(self) -> bool:
         return self.status is RequestStatus.FINISHED
 
     @property
     def num_tokens_to_compute(self) -> int:
         """Tokens that the next step may compute; none once the last output token is foreseen."""
-        if len(self.token_ids) + self.num_pending_tokens - self.num_prompt_tokens >= self.max_tokens:
+        num_tokens = len(self.token_ids) + self.num_pending_tokens
+        if num_tokens - self.num_prompt_tokens >= self.max_tokens:
             return 0
-        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
+        return num_tokens - self.num_computed_tokens
 
     def __repr__(self) -> str:
         return (

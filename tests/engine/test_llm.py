@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from streamgen.errors import ConfigError, ContextLengthError, InvalidRequestError
+from streamgen.errors import ConfigError, ContextLengthError, InvalidRequestError, ModelLoadError
 from streamgen.llm import LLM, RequestOutput, engine_config
+from streamgen.models.config import GenerationDefaults
 from streamgen.types import FinishReason, SamplingParams
 
 TINY = {
@@ -82,6 +85,34 @@ def test_one_bad_prompt_is_refused_before_anything_is_computed(llm: LLM) -> None
         llm.generate([[1], [2]], [GREEDY])
     assert llm.engine.stats().steps == steps
     assert llm.generate([], GREEDY) == []
+
+
+def test_a_batch_may_be_longer_than_any_servers_queue(llm: LLM) -> None:
+    """The queue's bounds protect a server from its clients; a batch has the length that it has."""
+    one = SamplingParams(temperature=0.0, max_tokens=1, n=3)
+    outputs = llm.generate([[i % 100] * 4 for i in range(400)], one)
+    assert [len(output.outputs) for output in outputs] == [3] * 400
+    assert llm.engine.stats().waiting == 0
+
+
+def test_the_models_default_length_gives_way_to_the_context(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = GenerationDefaults(temperature=0.0, max_tokens=250)
+    monkeypatch.setattr(
+        llm, "_loaded", llm._loaded._replace(checkpoint=replace(llm._loaded.checkpoint, generation=defaults))
+    )
+    long, short = llm.generate([[1] * 200, [1]])
+    assert long.usage.completion_tokens == 56
+    assert short.usage.completion_tokens == 250
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(ModelLoadError):
+        LLM(str(tmp_path))
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("streamgen"):
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 def test_options_find_their_config() -> None:
