@@ -8,7 +8,7 @@ from streamgen.config import CacheConfig
 from streamgen.errors import ConfigError
 from streamgen.models.config import DecoderConfig
 
-CPU_KV_BYTES = 256 * 2**20
+CPU_KV_BYTES = 512 * 2**20
 NUM_PADDING_BLOCKS = 1
 
 
