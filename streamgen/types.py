@@ -7,7 +7,6 @@ into bytes and back. msgspec gives these records construction costs below a data
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -21,6 +20,7 @@ MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_N = 128
+_MAX_SHOWN_BITS = 256
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this sample greedily: dividing logits by less would overflow float32."""
 
@@ -94,11 +94,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _in_range(name: str, value: float, low: float, high: float, *, low_open: bool = False) -> None:
-    # Written so that NaN, for which every comparison is false, is refused too.
-    if math.isfinite(value) and (low < value if low_open else low <= value) and value <= high:
+    # Written so that NaN, for which every comparison is false, is refused too. Comparing, unlike converting, also does
+    # for integers that no float holds.
+    if (low < value if low_open else low <= value) and value <= high:
         return
     bounds = f"{'greater than' if low_open else 'at least'} {low} and at most {high}"
-    raise InvalidRequestError(f"{name} must be {bounds}; it was {value!r}.", name)
+    raise InvalidRequestError(f"{name} must be {bounds}; it was {_shown(value)}.", name)
+
+
+def _shown(value: float) -> str:
+    """A number for a message. JSON's integers have any length, and Python writes none of more than some digits."""
+    if isinstance(value, int) and value.bit_length() > _MAX_SHOWN_BITS:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 class RowSampling(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -281,6 +281,16 @@ async def test_B6_values_out_of_range_or_of_another_type(client, engine, path, b
 
 
 @BOTH
+@pytest.mark.parametrize("value", [10**400, -(10**400), 10**4000], ids=["1e400", "-1e400", "1e4000"])
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "seed", "n", "priority"]
+)
+async def test_B6_integers_that_no_float_holds(client, engine, path, body, name, value):
+    error = await refused(client, engine, path, body(**{name: value}))
+    assert error["message"]
+
+
+@BOTH
 @pytest.mark.parametrize(
     "fields",
     [
