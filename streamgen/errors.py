@@ -13,6 +13,7 @@
     │   ├── ResumedElsewhereError        409  another reader goes on with the stream
     │   ├── RequestTimeoutError          408  the body did not arrive in time
     │   ├── RequestTooLargeError         413
+    │   │   └── HeadTooLargeError        431  too many bytes around the body
     │   └── QueueFullError               429  with Retry-After
     ├── EngineError                      the server is at fault
     │   ├── StepError                    500  an exception in a step; the engine goes on
@@ -144,6 +145,10 @@ class RequestTooLargeError(RequestError):
     status = 413
     code = "request_too_large"
     ws_code = 1009
+
+
+class HeadTooLargeError(RequestTooLargeError):
+    status = 431
 
 
 class QueueFullError(RequestError):

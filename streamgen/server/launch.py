@@ -23,6 +23,7 @@ from streamgen.config import ServerConfig
 from streamgen.engine.client import EngineClient
 from streamgen.errors import EngineDeadError, StreamgenError
 from streamgen.server.app import App
+from streamgen.server.http_protocol import HttpProtocol
 from streamgen.server.listen import BACKLOG
 from streamgen.server.serving import ServingModel
 
@@ -164,7 +165,7 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
 def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=HttpProtocol,
         ws="websockets-sansio",
         ws_max_size=config.max_body_bytes,
         # Frames are small and many: compressing them costs more than it saves.

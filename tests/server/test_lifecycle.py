@@ -11,6 +11,7 @@ from streamgen.config import ServerConfig
 from streamgen.engine.client import EngineClient
 from streamgen.errors import ContextLengthError, DrainingError, EngineDeadError, QueueFullError
 from streamgen.server.app import create_app
+from streamgen.server.http_protocol import HttpProtocol
 from streamgen.types import FinishReason
 from tests.server.fake_engine import FakeEngine
 from tests.server.world import (
@@ -56,7 +57,7 @@ async def manual():
     return engine
 
 
-@pytest.mark.parametrize("http, how", [("httptools", "close"), ("httptools", "reset"), ("h11", "reset")])
+@pytest.mark.parametrize("http, how", [(HttpProtocol, "close"), (HttpProtocol, "reset"), ("h11", "reset")])
 @pytest.mark.parametrize("path, body", [(CHAT, chat_body), (COMPLETIONS, completion_body)], ids=["chat", "text"])
 @pytest.mark.parametrize("when", ["queued", "streaming", "whole", "whole, with tokens"])
 async def test_C1_a_client_that_leaves_aborts_its_request(manual, http, how, path, body, when):

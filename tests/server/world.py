@@ -17,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from streamgen.config import ServerConfig
 from streamgen.models.config import GenerationDefaults
 from streamgen.server.app import App, create_app
+from streamgen.server.http_protocol import HttpProtocol
 from streamgen.server.serving import ServingModel
 from streamgen.text.chat import ChatTemplate
 from streamgen.text.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def in_process(app: App, **options: Any) -> httpx.AsyncClient:
 
 
 @asynccontextmanager
-async def listening(app: App, http: str = "httptools") -> AsyncIterator[str]:
+async def listening(app: App, http: type[asyncio.Protocol] | str = HttpProtocol) -> AsyncIterator[str]:
     """The app behind uvicorn on a real socket; its base URL."""
     server_socket = socket.socket()
     server_socket.bind(("127.0.0.1", 0))
