@@ -62,7 +62,8 @@ class LocalSource:
 
     async def stream(self, kind: Kind, body: Mapping[str, Any]) -> AsyncGenerator[str, None]:
         prepared = prepare(kind, msgspec.json.encode({**body, "stream": True}), self._loaded.serving)
-        stream = self._loaded.engine.add(prepared.prompts[0], prepared.params)
+        (prompt,) = prepared.prompts
+        stream = self._loaded.engine.add(prompt, prepared.params_for(prompt))
         try:
             while deltas := await stream.get():
                 for delta in deltas:

@@ -24,7 +24,7 @@ def start(engine: EngineClient, prepared: Prepared, *, tenant: str, correlation_
             streams.append(  # noqa: PERF401 - what was added before a refusal must be known
                 engine.add(
                     prompt,
-                    prepared.params,
+                    prepared.params_for(prompt),
                     priority=prepared.priority,
                     tenant=tenant,
                     correlation_id=correlation_id,

@@ -29,6 +29,7 @@ class Prepared:
     """The name to answer with."""
     prompts: tuple[TokenIds, ...]
     params: SamplingParams
+    """What all prompts share; `params_for` has what the engine is asked for each."""
     echoes: tuple[str, ...] = ()
     """Text that each prompt's choices begin with; empty unless the client asked for its prompt back."""
     score_only: bool = False
@@ -40,6 +41,11 @@ class Prepared:
     """The stream's events are numbered and kept for a while, so that it can be resumed."""
     return_token_ids: bool = False
     priority: int = 0
+    max_model_len: int | None = None
+    """Where `max_tokens` is only the model's default: the context, to whose end it gives way."""
+
+    def params_for(self, prompt: TokenIds) -> SamplingParams:
+        return self.params if self.max_model_len is None else self.params.within(self.max_model_len - len(prompt))
 
     @property
     def num_choices(self) -> int:
@@ -113,8 +119,11 @@ def _prepared(
             f"at most {MAX_CHOICES} are served in one request.",
             "n",
         )
+    by_default = requested_max_tokens(body) is None
     for prompt in prompts:
-        _check_length(prompt, params, kind, serving, score_only)
+        # Without a max_tokens of the client's there must still be room for one.
+        wanted = 0 if score_only else 1 if by_default else params.max_tokens or 1
+        _check_length(prompt, wanted, params.min_tokens, kind, serving)
     priority = body.priority or 0
     if not -(2**31) <= priority < 2**31:
         raise InvalidRequestError(f"priority must fit 32 bits; it was {priority}.", "priority")
@@ -131,6 +140,7 @@ def _prepared(
         event_ids=event_ids,
         return_token_ids=bool(body.return_token_ids),
         priority=priority,
+        max_model_len=serving.max_model_len if by_default else None,
     )
 
 
@@ -142,21 +152,13 @@ def _max_tokens(body: GenerationBody, serving: ServingModel) -> int | None:
     return asked
 
 
-def _check_length(
-    prompt: TokenIds, params: SamplingParams, kind: Kind, serving: ServingModel, score_only: bool
-) -> None:
+def _check_length(prompt: TokenIds, wanted: int, min_tokens: int, kind: Kind, serving: ServingModel) -> None:
     limit, length = serving.max_model_len, len(prompt)
-    if length > limit:
-        raise ContextLengthError(limit, length, None, kind.prompt_param)
-    if score_only:
-        return
-    # Without a max_tokens there must still be room for one.
-    wanted = params.max_tokens or 1
     if length + wanted > limit:
-        raise ContextLengthError(limit, length, wanted, kind.prompt_param)
-    if params.min_tokens > limit - length:
+        raise ContextLengthError(limit, length, wanted if length <= limit else None, kind.prompt_param)
+    if wanted and min_tokens > limit - length:
         raise InvalidRequestError(
-            f"min_tokens ({params.min_tokens}) is more than the {limit - length} tokens that the context has room for.",
+            f"min_tokens ({min_tokens}) is more than the {limit - length} tokens that the context has room for.",
             "min_tokens",
         )
 

@@ -381,6 +381,27 @@ async def test_B8_bodies_that_are_no_request(client, engine, path, raw):
 
 
 @pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"prompt": [' + b",".join([b"[1]"] * 300_000) + b"]}",
+        b'{"prompt": "a", "tools": [' + b",".join([b"{}"] * 300_000) + b"]}",
+        b'{"prompt": "\\\\", "unknown": ["\\"", ' + b",".join([b'{"a":"]"}'] * 300_000) + b"]}",
+    ],
+    ids=["lists", "objects", "unknown"],
+)
+async def test_B8_a_body_of_nothing_but_brackets_is_refused_before_it_is_decoded(client, engine, raw):
+    """Decoding makes an object of each in one go, during which no other stream gets a token."""
+    error = await refused(client, engine, COMPLETIONS, raw)
+    assert "262144 lists and objects" in error["message"]
+
+
+async def test_B8_brackets_in_a_text_are_text(client, engine):
+    text = '\\"[{' * 200_000
+    raw = json.dumps({"prompt": text}).encode()
+    assert (await refused(client, engine, COMPLETIONS, raw, param="prompt"))["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
     "value",
     [
         {"type": "json_schema"},
@@ -515,6 +536,20 @@ async def test_defaults_are_those_of_the_model():
     own, sent = (stream.params for stream in engine.streams)
     assert (own.temperature, own.top_p, own.top_k, own.min_p, own.max_tokens) == (0.6, 0.95, 20, 0.05, 7)
     assert (sent.temperature, sent.top_p, sent.top_k, sent.min_p, sent.max_tokens) == (0, 1, 0, 0, 9)
+
+
+@BOTH
+async def test_the_models_default_length_gives_way_to_the_context(path, body):
+    """The limit is 64 tokens. Nobody asked for 60, so that a prompt of 10 or 20 is no reason to refuse."""
+    engine = FakeEngine()
+    async with in_process(app_on(engine, generation=GenerationDefaults(max_tokens=60))) as client:
+        await taken(client, COMPLETIONS, completion_body(prompt=["x" * 20, "x"]))
+        await taken(client, path, body())
+        await refused(client, engine, path, body(max_tokens=64))
+        await refused(client, engine, COMPLETIONS, completion_body(prompt="x" * 64), param="prompt")
+    assert [stream.params.max_tokens for stream in engine.streams[:2]] == [44, 60]
+    last = engine.streams[2]
+    assert last.params.max_tokens == min(60, 64 - len(last.prompt_token_ids))
 
 
 async def test_too_many_choices(client, engine):
