@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import State
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +28,7 @@ from streamgen.config import ServerConfig
 from streamgen.engine.client import EngineClient
 from streamgen.errors import NotFoundError
 from streamgen.server.error_responses import ErrorResponses
-from streamgen.server.exchange import Exchanges
+from streamgen.server.exchange import Exchanges, printable
 from streamgen.server.gate import Gate
 from streamgen.server.generate import GenerateEndpoint
 from streamgen.server.health import HealthEndpoints
@@ -40,6 +41,7 @@ from streamgen.server.static_files import Assets, page, static_folder
 from streamgen.server.stats import StatsEndpoint
 from streamgen.server.tokenization import TokenizationEndpoints
 from streamgen.server.websocket import WebSocketEndpoint
+from streamgen.server.ws_refusal import refuse_socket
 
 
 class App:
@@ -52,7 +54,9 @@ class App:
         self.sockets = sockets
         self.state = State({"server": server})
         self.routes = list(routes)
-        self._stack = self._around(Router(self.routes, redirect_slashes=False, lifespan=self._lifespan))
+        self._stack = self._around(
+            Router(self.routes, redirect_slashes=False, default=_nothing_here, lifespan=self._lifespan)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -91,6 +95,15 @@ class App:
         yield
         await self.server.streams.close()
         self.server.workers.close()
+
+
+async def _nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    await receive()
+    await refuse_socket(
+        NotFoundError(f"There is no WebSocket at {printable(scope['path'], 128)}."), scope, receive, send
+    )
 
 
 def create_app(

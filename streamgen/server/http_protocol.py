@@ -122,6 +122,9 @@ class HttpProtocol(HttpToolsProtocol):
         if self._answered is not None and not self._answered.response_complete:
             self._refuse(InvalidRequestError("A WebSocket cannot begin before the last request was answered."))
         else:
+            # Of no use here, and apt to be longer than a handshake's fields may be: those of a machine's own name are
+            # shared by all that it serves.
+            self.headers[:] = [field for field in self.headers if field[0] != b"cookie"]
             self.handle_websocket_upgrade()
 
     def _go_on(self, rest: bytes) -> None:

@@ -26,6 +26,7 @@ from streamgen.server.app import App
 from streamgen.server.http_protocol import HttpProtocol
 from streamgen.server.listen import BACKLOG
 from streamgen.server.serving import ServingModel
+from streamgen.server.ws_connection import WebSocketConnection
 
 SETTLE_POLL_SECONDS = 0.05
 """How often a draining server looks whether its last response has ended."""
@@ -166,7 +167,7 @@ def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=HttpProtocol,
-        ws="websockets-sansio",
+        ws=WebSocketConnection,
         ws_max_size=config.max_body_bytes,
         # Frames are small and many: compressing them costs more than it saves.
         ws_per_message_deflate=False,

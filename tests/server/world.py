@@ -19,6 +19,7 @@ from streamgen.models.config import GenerationDefaults
 from streamgen.server.app import App, create_app
 from streamgen.server.http_protocol import HttpProtocol
 from streamgen.server.serving import ServingModel
+from streamgen.server.ws_connection import WebSocketConnection
 from streamgen.text.chat import ChatTemplate
 from streamgen.text.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
@@ -86,7 +87,7 @@ async def listening(app: App, http: type[asyncio.Protocol] | str = HttpProtocol)
     server_socket.listen(64)
     server = uvicorn.Server(
         uvicorn.Config(
-            app, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=1, ws="websockets-sansio"
+            app, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=1, ws=WebSocketConnection
         )
     )
     serving = asyncio.create_task(server._serve([server_socket]))
