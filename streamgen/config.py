@@ -50,6 +50,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _between(self, 1, MANY, "max_model_len")
         _between(self, -MANY - 1, MANY, "seed")
+        if any(not name for name in self.served_model_name):
+            raise ConfigError("--served-model-name must not be empty.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +134,10 @@ class ServerConfig:
             raise ConfigError(f"--root-path must begin with a slash; it was {self.root_path!r}.")
         if any(not key for key in self.api_key):
             raise ConfigError("--api-key must not be empty.")
+        for origin in self.allowed_origins:
+            scheme, _, host = origin.rstrip("/").partition("://")
+            if origin not in ("*", "null") and (not scheme or not host or "/" in host):
+                raise ConfigError(f"--allowed-origins takes origins such as https://example.com; it was {origin!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)

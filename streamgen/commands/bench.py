@@ -9,12 +9,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
 
 from streamgen.commands.options import Bench
+from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.server.launch import Loaded
 from streamgen.types import SamplingParams
@@ -64,12 +65,25 @@ async def _bench(command: Bench) -> None:
 
     configure_logging("warning")
     with LoadProgress() as progress:
-        loaded = await load(command.engine, progress=progress)
+        loaded = await load(with_room(command), progress=progress)
     try:
         report = await measure(command, loaded, lambda text: print(text, file=sys.stderr, flush=True))
     finally:
         await loaded.engine.shutdown()
     print(msgspec.json.encode(asdict(report)).decode())
+
+
+def with_room(command: Bench) -> EngineConfig:
+    """The engine's configuration, with a queue that takes all requests of a round at once."""
+    scheduler, size = command.engine.scheduler, max(command.num_prompts, command.batch_size)
+    return replace(
+        command.engine,
+        scheduler=replace(
+            scheduler,
+            max_num_queued_reqs=max(scheduler.max_num_queued_reqs, size),
+            max_num_queued_tokens=max(scheduler.max_num_queued_tokens, size * command.input_len),
+        ),
+    )
 
 
 async def measure(

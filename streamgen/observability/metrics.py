@@ -3,7 +3,8 @@
     metrics = Metrics()                                    # one an app; its registry is its own
     metrics.attach(engine.stats, model_name="m", max_model_len=4096, cache={"block_size": "16"})
     metrics.first_token(seconds)                           # a request's first token is out
-    metrics.step(prompt_tokens, generation_tokens, gaps)   # once a step; gaps are seconds, one a row that had a token
+    metrics.step(prompt_tokens, generation_tokens)         # once a step
+    metrics.gaps(seconds)                                  # one for each token that had one before it
     metrics.request_finished("stop", e2e=…, queue=…, …)    # once a request
     metrics.request_corrupted()
     metrics.http_request(handler="/v1/models", method="GET", status=200, seconds=…, request_bytes=…, response_bytes=…)
@@ -141,13 +142,12 @@ class Metrics(Collector):
         """A request's first token is out, `seconds` after its arrival."""
         self._first_token.observe(seconds)
 
-    def step(self, num_prompt_tokens: int, num_generation_tokens: int, gaps: Iterable[float] = ()) -> None:
-        """A step is done. `gaps` are the seconds since the token before, one for each that has one before it."""
+    def step(self, num_prompt_tokens: int, num_generation_tokens: int) -> None:
+        """A step is done."""
         self._step_tokens.observe(num_prompt_tokens + num_generation_tokens)
-        self._gap.observe_many(gaps)
 
     def gaps(self, gaps: Iterable[float]) -> None:
-        """Seconds between tokens, for steps whose tokens are told later than `step`."""
+        """Seconds since the token before, one for each token that has one before it."""
         self._gap.observe_many(gaps)
 
     def request_finished(

@@ -72,9 +72,7 @@ def _explained(error: OSError, address: str, port: int) -> SetupError:
     if error.errno == errno.EADDRINUSE:
         return PortInUseError(f"Port {port} of {address} is in use already. Choose another one with --port.")
     if error.errno in {errno.EACCES, errno.EPERM}:
-        return SetupError(
-            f"Port {port} of {address} needs rights that this user has not. Choose one above 1023."
-        )
+        return SetupError(f"Port {port} of {address} needs rights that this user has not. Choose one above 1023.")
     if error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(f"--host {address} is no address of this machine.")
     return SetupError(f"Cannot listen on port {port} of {address}: {error.strerror or error}.")

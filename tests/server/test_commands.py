@@ -6,9 +6,10 @@ import itertools
 import httpx
 import pytest
 
-from streamgen.commands.bench import measure
+from streamgen.commands.bench import measure, with_room
 from streamgen.commands.options import Bench
 from streamgen.commands.source import LocalSource, ServerSource, body_of
+from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError, SetupError, StreamgenError
 from streamgen.server.kind import Kind
 from streamgen.server.launch import Loaded
@@ -112,6 +113,13 @@ async def test_bench_counts_what_it_measured(mode: str, requests: int, rounds: i
     assert len(engine.streams) == requests + (2 if mode == "latency" else 1)
     assert len({stream.prompt_token_ids for stream in engine.streams}) == len(engine.streams)
     assert all(stream.params.ignore_eos and stream.params.greedy for stream in engine.streams)
+
+
+def test_a_bench_is_not_refused_by_its_own_queue() -> None:
+    config = with_room(Bench(mode="throughput", num_prompts=5000, input_len=1024))
+    assert config.scheduler.max_num_queued_reqs == 5000
+    assert config.scheduler.max_num_queued_tokens == 5000 * 1024
+    assert with_room(Bench(mode="latency")) == EngineConfig()
 
 
 async def test_bench_refuses_what_does_not_fit() -> None:

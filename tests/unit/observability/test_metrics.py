@@ -107,7 +107,8 @@ def test_before_the_model_is_loaded_http_is_counted_already():
 def test_a_finished_request_is_in_every_histogram_that_it_reached():
     metrics = attached()
     metrics.first_token(0.03)
-    metrics.step(100, 3, [0.02, 0.03])
+    metrics.step(100, 3)
+    metrics.gaps([0.02, 0.03])
     metrics.request_finished(
         FinishReason.STOP,
         e2e=2.5,
@@ -187,7 +188,7 @@ def test_G3_long_requests_are_told_apart(seconds):
 
 def test_G3_token_gaps_are_told_apart_by_the_millisecond():
     metrics = attached()
-    metrics.step(0, 4, [0.0008, 0.002, 0.004, 0.009])
+    metrics.gaps([0.0008, 0.002, 0.004, 0.009])
     got = scrape(metrics)
     counts = [
         got.value("vllm:inter_token_latency_seconds_bucket", le=le, model_name="m", engine="0")
