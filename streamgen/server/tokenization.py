@@ -16,6 +16,9 @@ from streamgen.server.schema import DETOKENIZE_DECODER, TOKENIZE_DECODER
 from streamgen.server.serving import ServingModel
 from streamgen.server.state import ServerState
 
+MIN_CHARS = 2**20
+"""A text of so many characters is tokenized by any model's server; one with a long context takes longer ones."""
+
 
 class TokenizationEndpoints:
     def __init__(self, state: ServerState) -> None:
@@ -45,6 +48,7 @@ def tokenize(raw: bytes, serving: ServingModel) -> dict[str, Any]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Send either prompt or messages.", "prompt")
     if body.prompt is not None:
+        _check_size(body.prompt, serving)
         add = body.add_special_tokens is None or body.add_special_tokens
         ids = tokenizer.encode(body.prompt, add_special_tokens=add)
     else:
@@ -53,6 +57,17 @@ def tokenize(raw: bytes, serving: ServingModel) -> dict[str, Any]:
         ids = list(encode_chat(body.messages or [], body, serving))
     texts = [tokenizer.token_text(token_id) for token_id in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": serving.max_model_len, "tokens": ids, "token_strs": texts}
+
+
+def _check_size(prompt: str, serving: ServingModel) -> None:
+    """Texts longer than the context are counted too, but not without end: a token takes hundreds of bytes until the
+    answer is there.
+    """
+    limit = max(MIN_CHARS, 16 * serving.max_model_len)
+    if len(prompt) > limit:
+        raise InvalidRequestError(
+            f"prompt has {len(prompt)} characters; at most {limit} are tokenized at once.", "prompt"
+        )
 
 
 def detokenize(raw: bytes, serving: ServingModel) -> dict[str, Any]:

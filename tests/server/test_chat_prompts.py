@@ -2,6 +2,7 @@
 
 import pytest
 
+from streamgen.server import tokenization
 from streamgen.text.chat import ChatTemplate
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_validation import CHAT, COMPLETIONS, refused, taken
@@ -213,3 +214,13 @@ async def test_tokenize_refuses(client, body):
     response = await client.post("/tokenize", json=body)
     assert response.status_code in {400, 404}
     error_of(response)
+
+
+async def test_C7_a_text_without_end_is_not_tokenized(client, monkeypatch):
+    monkeypatch.setattr(tokenization, "MIN_CHARS", 2000)
+    longest = await client.post("/tokenize", json={"prompt": "a" * 2000})
+    assert longest.json()["count"] == 2000
+    for more in ("a" * 2001, "é" * 2001):
+        response = await client.post("/tokenize", json={"prompt": more})
+        assert response.status_code == 400
+        assert error_of(response)["param"] == "prompt"
