@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamgen.errors import (
+    DrainingError,
     EngineError,
     MethodNotAllowedError,
     NotFoundError,
@@ -59,6 +62,11 @@ class ErrorResponses:
             if exchange.status:
                 raise
             response = error_response(error)
+        except asyncio.CancelledError:
+            # The server's time to shut down is over. A client that had not sent all of its request can still be told.
+            if exchange.status:
+                raise
+            response = error_response(DrainingError("The server is shutting down."))
         except HTTPException as error:
             response = error_response(_named(error, scope))
             response.headers.update(error.headers or {})

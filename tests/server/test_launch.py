@@ -143,6 +143,22 @@ async def test_what_outlasts_the_grace_time_gets_an_error_and_an_end() -> None:
         await run.task
 
 
+async def test_a_request_that_has_not_come_whole_by_the_end_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
+    async with launched(shutdown_timeout=0.0) as run:
+        await run.ready()
+        reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
+        # Without the answer to Expect, nobody knows that the server waits for the body.
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        run.launch.stop()
+        answer = await reader.read()
+        assert b" 503 " in answer
+        assert b'"code":"draining"' in answer
+        writer.close()
+        await run.task
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_draining_closes_websockets_with_1001() -> None:
     async with launched() as run:
         await run.ready()
