@@ -14,11 +14,11 @@ T = TypeVar("T")
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _BACKSLASH = 0x5C
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_COUNTED = (b"[", b"{", b":")
 
-
-MAX_CONTAINERS = 2**18
-"""Most lists and objects of a body. The parser makes them all without letting any other thread run: eight million,
-in 32 MiB, would hold every stream up for seconds."""
+MAX_PARTS = 2**18
+"""Most lists, objects and their fields of a body. The parser makes them all without letting any other thread run:
+millions, in 32 MiB, would hold every stream up for seconds."""
 
 
 def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
@@ -28,8 +28,8 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """
     if not body:
         raise InvalidRequestError("The request body is empty; it must be a JSON object.")
-    if _has_more_containers(body, MAX_CONTAINERS):
-        raise InvalidRequestError(f"The request body holds more than {MAX_CONTAINERS} lists and objects.")
+    if _has_more_parts(body, MAX_PARTS):
+        raise InvalidRequestError(f"The request body holds more than {MAX_PARTS} lists, objects and fields.")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -40,15 +40,15 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequestError("The request body is nested too deeply.") from None
 
 
-def _has_more_containers(body: bytes, limit: int) -> bool:
-    """Whether more than `limit` brackets and braces are opened outside of strings."""
-    if len(body) <= limit or body.count(b"[") + body.count(b"{") <= limit:
+def _has_more_parts(body: bytes, limit: int) -> bool:
+    """Whether there are more than `limit` opening brackets, braces and colons outside of strings."""
+    if len(body) <= limit or sum(body.count(mark) for mark in _COUNTED) <= limit:
         return False
     count = position = 0
     while position >= 0 and count <= limit:
         quote = body.find(b'"', position)
         end = quote if quote >= 0 else len(body)
-        count += body.count(b"[", position, end) + body.count(b"{", position, end)
+        count += sum(body.count(mark, position, end) for mark in _COUNTED)
         position = _end_of_string(body, quote + 1) if quote >= 0 else -1
     return count > limit
 

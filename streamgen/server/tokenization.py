@@ -18,6 +18,8 @@ from streamgen.server.state import ServerState
 
 MIN_CHARS = 2**20
 """A text of so many characters is tokenized by any model's server; one with a long context takes longer ones."""
+MIN_TOKENS = 2**20
+"""The same for the way back, during whose beginning and end no other thread runs."""
 
 
 class TokenizationEndpoints:
@@ -75,6 +77,9 @@ def detokenize(raw: bytes, serving: ServingModel) -> dict[str, Any]:
     body = decode_body(raw, DETOKENIZE_DECODER)
     serving.resolve(body.model)
     tokenizer = serving.need_tokenizer("tokens")
+    limit = max(MIN_TOKENS, serving.max_model_len)
+    if len(body.tokens) > limit:
+        raise InvalidRequestError(f"tokens holds {len(body.tokens)} ids; at most {limit} are taken.", "tokens")
     for i, token_id in enumerate(body.tokens):
         if not 0 <= token_id < serving.num_ids:
             raise InvalidRequestError(

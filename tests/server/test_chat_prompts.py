@@ -216,6 +216,14 @@ async def test_tokenize_refuses(client, body):
     error_of(response)
 
 
+async def test_C7_ids_without_end_are_not_detokenized(client, monkeypatch):
+    monkeypatch.setattr(tokenization, "MIN_TOKENS", 100)
+    assert (await client.post("/detokenize", json={"tokens": [97] * 100})).status_code == 200
+    response = await client.post("/detokenize", json={"tokens": [97] * 101})
+    assert response.status_code == 400
+    assert error_of(response)["param"] == "tokens"
+
+
 async def test_C7_a_text_without_end_is_not_tokenized(client, monkeypatch):
     monkeypatch.setattr(tokenization, "MIN_CHARS", 2000)
     longest = await client.post("/tokenize", json={"prompt": "a" * 2000})

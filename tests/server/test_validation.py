@@ -386,17 +386,18 @@ async def test_B8_bodies_that_are_no_request(client, engine, path, raw):
         b'{"prompt": [' + b",".join([b"[1]"] * 300_000) + b"]}",
         b'{"prompt": "a", "tools": [' + b",".join([b"{}"] * 300_000) + b"]}",
         b'{"prompt": "\\\\", "unknown": ["\\"", ' + b",".join([b'{"a":"]"}'] * 300_000) + b"]}",
+        b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d":1' % i for i in range(300_000)) + b"}}",
     ],
-    ids=["lists", "objects", "unknown"],
+    ids=["lists", "objects", "unknown", "fields"],
 )
-async def test_B8_a_body_of_nothing_but_brackets_is_refused_before_it_is_decoded(client, engine, raw):
+async def test_B8_a_body_of_nothing_but_parts_is_refused_before_it_is_decoded(client, engine, raw):
     """Decoding makes an object of each in one go, during which no other stream gets a token."""
     error = await refused(client, engine, COMPLETIONS, raw)
-    assert "262144 lists and objects" in error["message"]
+    assert "262144 lists, objects and fields" in error["message"]
 
 
 async def test_B8_brackets_in_a_text_are_text(client, engine):
-    text = '\\"[{' * 200_000
+    text = '\\"[{:' * 200_000
     raw = json.dumps({"prompt": text}).encode()
     assert (await refused(client, engine, COMPLETIONS, raw, param="prompt"))["code"] == "context_length_exceeded"
 
