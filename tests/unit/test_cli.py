@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from streamgen.commands.flags import flags_of
 from streamgen.commands.foreign import ALIASES, FOREIGN
 from streamgen.commands.options import COMMANDS, Bench, Chat, Complete, Serve, Version
 from streamgen.commands.parse import parse
+from streamgen.commands.serve import serve as run_serve
 from streamgen.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from streamgen.errors import ConfigError
 
@@ -265,3 +267,22 @@ def test_the_command_line_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_serving_lets_the_event_loop_take_over_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    intervals = []
+
+    async def note(sockets: list[socket.socket], *_: object) -> None:
+        intervals.append(sys.getswitchinterval())
+        for one in sockets:
+            one.close()
+
+    monkeypatch.setattr("streamgen.commands.serve._serve", note)
+    monkeypatch.setattr("streamgen.commands.serve._leave_thread_behind", lambda: None)
+    monkeypatch.setattr("streamgen.observability.logging.configure_logging", lambda *_, **__: None)
+    usual = sys.getswitchinterval()
+    try:
+        assert run_serve(EngineConfig(), ServerConfig(port=0)) == 0
+    finally:
+        sys.setswitchinterval(usual)
+    assert intervals == [pytest.approx(0.0005)]
