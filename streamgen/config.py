@@ -22,7 +22,7 @@ def _between(config: object, low: float, high: float, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            bound = f"at least {low}" if high == MANY else f"between {low} and {high}"
+            bound = f"at least {low}" if value < low and high == MANY else f"between {low} and {high}"
             raise ConfigError(f"--{name.replace('_', '-')} must be {bound}; it was {value}.")
 
 

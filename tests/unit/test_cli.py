@@ -138,6 +138,8 @@ def test_what_happens_anyway_may_be_asked_for(argv: str) -> None:
         ("--max-num-batched-tokens 8", "less than --max-num-seqs"),
         ("--root-path llm", "must begin with a slash"),
         ("--allowed-origins example.com", "such as https://example.com"),
+        ("--max-model-len 0", "at least 1"),
+        ("--max-model-len 99999999999999999999", "between 1 and 9223372036854775807"),
         ("--allowed-origins https://a.example/app", "such as https://example.com"),
         ("--served-model-name=", "--served-model-name must not be empty"),
         ("--max-model-len 1.5K", None),
