@@ -86,7 +86,6 @@ class App:
             owner=self,
             root_path=server.config.root_path,
             metrics=server.metrics,
-            clock=server.clock,
             access_log=not server.config.disable_access_log,
         )
 

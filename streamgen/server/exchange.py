@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class Exchanges:
         owner: Any,
         root_path: str,
         metrics: HttpMetrics | None,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
         access_log: bool,
     ) -> None:
         self._app = app

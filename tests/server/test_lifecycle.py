@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from streamgen.config import ServerConfig
 from streamgen.engine.client import EngineClient
 from streamgen.errors import ContextLengthError, DrainingError, EngineDeadError, QueueFullError
+from streamgen.observability.metrics import Metrics
 from streamgen.server.app import create_app
 from streamgen.server.http_protocol import HttpProtocol
 from streamgen.types import FinishReason
@@ -290,3 +292,15 @@ async def test_a_long_body_is_prepared_beside_the_loop_and_the_pool_is_bounded(e
 def test_the_fake_engine_has_the_face_of_a_real_one():
     engine: EngineClient = FakeEngine()
     assert engine.ready
+
+
+async def test_the_time_of_an_exchange_is_no_matter_of_the_wall_clock():
+    """A clock that was set back while a request ran would give it a negative duration."""
+    times = iter([2_000_000_000.0, 1_000_000_000.0, 500_000_000.0])
+    metrics = Metrics()
+    app = create_app(FakeEngine(), serving_model(), ServerConfig(), metrics=metrics, clock=lambda: next(times))
+    async with in_process(app) as client:
+        assert (await client.post("/v1/completions", json=completion_body())).status_code == 200
+    text = metrics.render()[0].decode()
+    (total,) = re.findall(r'http_request_duration_seconds_sum\{handler="/v1/completions".*\} (\S+)', text)
+    assert 0 <= float(total) < 60
