@@ -18,10 +18,12 @@ def fail(message):
 
 @pytest.fixture
 def restore():
-    """Logging is the process's: what a test sets up is taken back."""
+    """Logging is the process's: a test starts from nothing, and what it sets up is taken back."""
     names = ("", "uvicorn", "uvicorn.error", "uvicorn.access", "httpx")
     before = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names}
     config, shown = structlog.get_config(), warnings.showwarning
+    for name in names:
+        logging.getLogger(name).setLevel(logging.NOTSET)
     yield
     logging.captureWarnings(False)
     warnings.showwarning = shown
