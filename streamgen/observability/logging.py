@@ -60,8 +60,10 @@ def configure_logging(
     root.setLevel(threshold)
     logging.captureWarnings(True)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logging.getLogger(name).handlers.clear()
-        logging.getLogger(name).propagate = True
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
 

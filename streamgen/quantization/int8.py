@@ -21,7 +21,17 @@ _LEAST_SCALE = 1e-30
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """From x [T, K] float32: (int8 [T, K], scales [T, 1]) with x ≈ values · scale. A row with NaN gets scale NaN."""
     scale = _row_scales(x)
-    return (x / scale).round_().to(torch.int8), scale
+    return _round_(x / scale).to(torch.int8), scale
+
+
+def _round_(x: Tensor) -> Tensor:
+    """To the nearest integer, ties to even, in place; |x| < 2^22.
+
+    Above 2^23 float32 has no fractions, so that adding this number rounds. torch.round goes through MKL's vector library,
+    whose threads cost a decode step more than the rounding.
+    """
+    shift = _constant(1.5 * 2**23, x.device)
+    return x.add_(shift).sub_(shift)
 
 
 def _row_scales(x: Tensor) -> Tensor:
@@ -72,9 +82,9 @@ class Int8Method:
         both = torch.empty((2, *x.shape), dtype=torch.float32, device=x.device)
         high, low = both[0], both[1]
         torch.div(x, scale, out=low)
-        torch.round(low, out=high)
+        _round_(high.copy_(low))
         # What is left is at most a half, so that it fills the second byte's range.
-        low.sub_(high).mul_(_constant(2.0 * _LIMIT, x.device)).round_()
+        _round_(low.sub_(high).mul_(_constant(2.0 * _LIMIT, x.device)))
         sums = torch._int_mm(both.to(torch.int8).flatten(0, 1), self._transposed)  # noqa: SLF001
         high_sum, low_sum = sums.to(torch.float32).chunk(2)
         return high_sum.add_(low_sum, alpha=1 / (2 * _LIMIT)).mul_(scale)
