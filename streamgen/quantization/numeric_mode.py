@@ -43,8 +43,15 @@ class NumericMode:
         bias: bool,
         device: torch.device,
         heavy_tailed: bool = False,
+        has_lookup: bool = False,
     ) -> LinearMethod:
-        """An empty matrix. `heavy_tailed`: a few of its inputs may be many times larger than the rest."""
+        """An empty matrix.
+
+        Args:
+        heavy_tailed: a few of its inputs may be many times larger than the rest.
+        has_lookup: its rows are looked up, whether or not it is multiplied with as well.
+        """
         if self.name == "int8":
-            return Int8Method(out_features, in_features, bias=bias, heavy_tailed=heavy_tailed, device=device)
+            assert device.type == "cpu", "refused when the dtype was resolved"
+            return Int8Method(out_features, in_features, bias=bias, heavy_tailed=heavy_tailed, has_lookup=has_lookup)
         return DenseMethod(out_features, in_features, bias=bias, dtype=self.activation_dtype, device=device)

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from streamgen.quantization.int8 import Int8Method, int8_is_fast, quantize_rows
-
-CPU = torch.device("cpu")
+from streamgen.quantization.integer_product import _fused, _plain, fused_is_exact, plain_is_exact
 
 
 def matrix(rows, columns, seed=0):
@@ -11,7 +10,7 @@ def matrix(rows, columns, seed=0):
 
 
 def method(out, width, *, heavy_tailed=False, bias=False):
-    made = Int8Method(out, width, bias=bias, heavy_tailed=heavy_tailed, device=CPU)
+    made = Int8Method(out, width, bias=bias, heavy_tailed=heavy_tailed, has_lookup=True)
     made.load(0, matrix(out, width))
     return made
 
@@ -33,7 +32,7 @@ def test_a_row_of_zeros_stays_one_and_a_broken_row_stays_broken():
     x = matrix(4, 16)
     x[1], x[2, 3], x[3, 0] = 0, torch.nan, torch.inf
     out = made.apply(x)
-    assert out[0].isfinite().all()
+    assert torch.equal(out[0], made.apply(x[:1])[0]), "a broken row spoils no other"
     assert (out[1] == 0).all()
     assert not out[2].isfinite().any()
     assert not out[3].isfinite().any()
@@ -65,12 +64,32 @@ def test_a_row_is_the_same_bits_in_any_batch(heavy_tailed, batch):
 
 
 def test_shards_are_quantized_as_the_whole():
-    whole, parts = method(10, 16), Int8Method(10, 16, bias=False, heavy_tailed=False, device=CPU)
+    whole, parts = method(10, 16), Int8Method(10, 16, bias=False, heavy_tailed=False, has_lookup=True)
     parts.load(4, matrix(10, 16)[4:])
     parts.load(0, matrix(10, 16)[:4])
     assert torch.equal(whole.weight, parts.weight)
     assert torch.equal(whole.lookup(torch.tensor([3, 9])), parts.lookup(torch.tensor([3, 9])))
     assert whole.num_bytes == 10 * 16 + 4 * 10
+
+
+@pytest.mark.parametrize("make", [_fused, _plain])
+@pytest.mark.parametrize("rows, columns, batch", [(1, 1, 1), (7, 33, 3), (96, 576, 17)])
+def test_products_are_exact_whatever_the_batch_holds(make, rows, columns, batch):
+    exactly = fused_is_exact() if make is _fused else plain_is_exact()
+    generator = torch.Generator().manual_seed(columns)
+    weight = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, generator=generator)
+    x = torch.randint(-127, 128, (batch, columns), generator=generator).float()
+    x[0] *= 0.25  # this row uses a part of the range only, and none of its values is rounded up to fill it
+    product = make(weight, torch.ones(rows))(x)
+    assert torch.equal(product.double(), x.round().double() @ weight.double().t()) or not exactly
+
+
+def test_a_matrix_that_is_only_multiplied_with_is_kept_once():
+    made = Int8Method(8, 16, bias=False, heavy_tailed=False)
+    made.load(0, matrix(8, 16))
+    made.apply(matrix(1, 16))
+    assert (made.weight is None) is fused_is_exact()
+    assert made.num_bytes == 8 * 16 + 4 * 8
 
 
 def test_the_speed_check_answers():
