@@ -86,7 +86,8 @@ def _fused(weight: Tensor, scale: Tensor) -> Product:
     def product(x: Tensor) -> Tensor:
         # NaN in one row would spoil the range for all.
         pinned = torch.cat((x, ends.expand(len(x), 2)), 1).nan_to_num_(0.0, 0.0, 0.0)
-        return linear(pinned, packed, False)
+        sums: Tensor = linear(pinned, packed, False)
+        return sums
 
     return product
 
