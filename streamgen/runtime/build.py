@@ -62,7 +62,7 @@ def build_runner(
             dtype=mode.activation_dtype,
             device=device,
         )
-        return ModelRunner(
+        runner = ModelRunner(
             model,
             sampler=Sampler(operators),
             kv=[kv],
@@ -71,6 +71,8 @@ def build_runner(
             max_num_seqs=config.scheduler.max_num_seqs,
             steps_in_flight=config.steps_in_flight,
         )
+    runner.warm_up()
+    return runner
 
 
 def _device(requested: str) -> torch.device:

@@ -10,7 +10,8 @@ from streamgen.models.decoder import Decoder
 from streamgen.runtime.input_batch import InputBatch
 from streamgen.runtime.kv_cache import LayerGroup
 from streamgen.runtime.sampler import Sampler
-from streamgen.types import StepPlan, StepResult
+from streamgen.scheduling.block_pool import PADDING_BLOCK
+from streamgen.types import Admission, Row, RowSampling, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,18 @@ class ModelRunner:
                 for group in self._kv:
                     group.scrub(self._batch.blocks_of(slot))
 
+    def warm_up(self) -> None:
+        """Compute one token in the padding block, so that the first request does not pay for what is prepared once."""
+        sampling = RowSampling(0.0, 0, 1.0, 0.0, 0, 0, 0, ())
+        admission = Admission(0, -1, 0, (0,), 0, (PADDING_BLOCK,), sampling)
+        plan = StepPlan(-1, True, (), (admission,), (Row(0, -1, 0, 0, 1, True),))
+        self.launch(plan).wait()
+        self.reset()
+
     def reset(self) -> None:
+        if not self.on_cpu:
+            # A device that is lost says so here, and not in the middle of the next step.
+            torch.cuda.synchronize()
         self._batch.clear()
 
     def close(self) -> None:
