@@ -128,6 +128,6 @@ def test_what_is_prepared_once_is_prepared_before_the_first_request(tmp_path: Pa
     with LLM(str(tmp_path), load_format="dummy", dtype="int8", device="cpu", num_gpu_blocks_override=64) as llm:
         model = llm.engine._runner._model
         linears = [linear for block in model.blocks for linear in (block.qkv, block.o, block.gate_up, block.down)]
-        assert all(method._prepared is not None for method in (l._method for l in linears))
+        assert all(method._prepared is not None for method in (linear._method for linear in linears))
         assert llm.engine.stats().steps == 0
         assert len(llm.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids) == 6
