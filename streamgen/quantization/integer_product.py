@@ -84,7 +84,7 @@ def _fused(weight: Tensor, scale: Tensor) -> Product:
     linear = torch.ops.quantized.linear_dynamic.default
 
     def product(x: Tensor) -> Tensor:
-        # NaN in one row would spoil the range for all.
+        # What the kernel's search for the range makes of NaN differs between processors.
         pinned = torch.cat((x, ends.expand(len(x), 2)), 1).nan_to_num_(0.0, 0.0, 0.0)
         sums: Tensor = linear(pinned, packed, False)
         return sums

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from streamgen.quantization.int8 import Int8Method, int8_is_fast, quantize_rows
-from streamgen.quantization.integer_product import _fused, _plain, fused_is_exact, plain_is_exact
+from streamgen.quantization.integer_product import _fused, _plain, fused_is_exact
 
 
 def matrix(rows, columns, seed=0):
@@ -75,13 +75,13 @@ def test_shards_are_quantized_as_the_whole():
 @pytest.mark.parametrize("make", [_fused, _plain])
 @pytest.mark.parametrize("rows, columns, batch", [(1, 1, 1), (7, 33, 3), (96, 576, 17)])
 def test_products_are_exact_whatever_the_batch_holds(make, rows, columns, batch):
-    exactly = fused_is_exact() if make is _fused else plain_is_exact()
+    # Up to 63, no processor's sums of two products saturate, so that this holds everywhere.
     generator = torch.Generator().manual_seed(columns)
-    weight = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, generator=generator)
-    x = torch.randint(-127, 128, (batch, columns), generator=generator).float()
-    x[0] *= 0.25  # this row uses a part of the range only, and none of its values is rounded up to fill it
+    weight = torch.randint(-63, 64, (rows, columns), dtype=torch.int8, generator=generator)
+    x = torch.randint(-126, 127, (batch, columns), generator=generator).float()
+    x[0] *= 0.25
     product = make(weight, torch.ones(rows))(x)
-    assert torch.equal(product.double(), x.round().double() @ weight.double().t()) or not exactly
+    assert torch.equal(product.double(), x.round().double() @ weight.double().t())
 
 
 def test_a_matrix_that_is_only_multiplied_with_is_kept_once():
