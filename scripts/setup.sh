@@ -67,3 +67,7 @@ python=$venv/bin/python
 install_torch
 say "Installing streamgen and its tools."
 pip install --constraint constraints.txt --editable '.[dev]'
+if ! has_gpu; then
+    say "Compiling the CPU's kernels, once."
+    "$python" -m streamgen_kernels.int8
+fi

@@ -12,7 +12,7 @@ class VocabMatrix:
 
     def __init__(self, vocab_size: int, hidden_size: int, *, mode: NumericMode, device: torch.device) -> None:
         self._shape = (vocab_size, hidden_size)
-        self._method = mode.linear(vocab_size, hidden_size, bias=False, device=device, has_lookup=True)
+        self._method = mode.linear(vocab_size, hidden_size, bias=False, device=device)
         self.lookup = self._method.lookup
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -57,16 +57,13 @@ class RowParallelLinear:
         mode: NumericMode,
         group: ParallelGroup,
         device: torch.device,
-        heavy_tailed: bool = False,
     ) -> None:
         self._shape = (out_features, in_features)
         self._part = group.shard(in_features, "a projection's input width")
         self._group = group
         width = self._part.stop - self._part.start
         # Only one rank's part of the sum may carry the bias.
-        self._method = mode.linear(
-            out_features, width, bias=bias and group.rank == 0, device=device, heavy_tailed=heavy_tailed
-        )
+        self._method = mode.linear(out_features, width, bias=bias and group.rank == 0, device=device)
         self.apply = self._method.apply if group.size == 1 else self._apply_and_reduce
 
     def _apply_and_reduce(self, x: Tensor) -> Tensor:

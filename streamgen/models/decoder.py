@@ -5,6 +5,7 @@ from torch import Tensor
 
 from streamgen.layers.context import ForwardContext
 from streamgen.layers.embedding import VocabMatrix
+from streamgen.layers.kv_cache import LayerGroup
 from streamgen.layers.norm import RMSNorm
 from streamgen.layers.rotary import cos_sin_table
 from streamgen.layers.weight_slot import WeightSlot
@@ -16,7 +17,7 @@ from streamgen_kernels.operators import Operators
 
 
 class Decoder:
-    """A decoder-only transformer over the flattened tokens of a step's rows."""
+    """A decoder-only transformer over the flattened tokens of a step's rows: a `Model`."""
 
     def __init__(
         self,
@@ -51,6 +52,17 @@ class Decoder:
         table = cos_sin_table(config.rope, config.head_dim, config.max_position_embeddings, max_model_len)
         self.cos_sin = table.to(device)
 
+    def new_kv(self, num_blocks: int, block_size: int) -> LayerGroup:
+        return LayerGroup(
+            num_layers=self.config.num_layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_heads=self.config.num_kv_heads,
+            head_dim=self.config.head_dim,
+            dtype=self.mode.activation_dtype,
+            device=self.device,
+        )
+
     def forward(self, token_ids: Tensor, context: ForwardContext, wanted: Tensor) -> Tensor:
         """token_ids [T] → hidden states, normed, of the tokens whose indices are `wanted` [R]: [R, hidden]."""
         x, residual = self.embedding.lookup(token_ids), None
@@ -63,6 +75,9 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Of hidden [R, hidden]: float32 [R, vocab_size]."""
         return self.head.logits(hidden)
+
+    def close(self) -> None:
+        pass
 
     def weight_slots(self) -> dict[str, WeightSlot]:
         """Every tensor that the model wants, by Hugging Face's name."""

@@ -61,16 +61,7 @@ class DecoderBlock:
         self.gate_up = ColumnParallelLinear(
             hidden, (inner, inner), bias=config.mlp_bias, mode=mode, group=group, device=device
         )
-        self.down = RowParallelLinear(
-            inner,
-            hidden,
-            bias=config.mlp_bias,
-            mode=mode,
-            group=group,
-            device=device,
-            # A product of two activations, which no rotation of weights can even out.
-            heavy_tailed=True,
-        )
+        self.down = RowParallelLinear(inner, hidden, bias=config.mlp_bias, mode=mode, group=group, device=device)
 
     def __call__(
         self, x: Tensor, residual: Tensor | None, context: ForwardContext, cos_sin: Tensor

@@ -25,14 +25,7 @@ def build_model(
     group: ParallelGroup = SINGLE,
 ) -> Decoder:
     """A model without weights. Raises ModelLoadError for an architecture that is not known or contradicts itself."""
-    architecture = ARCHITECTURES.get(decoder.architecture)
-    if architecture is None:
-        known = ", ".join(sorted(ARCHITECTURES))
-        raise ModelLoadError(f"The architecture {decoder.architecture!r} is not supported. Supported: {known}.")
-    field = architecture.contradiction(decoder)
-    if field is not None:
-        value = getattr(decoder, field)
-        raise ModelLoadError(f"A {decoder.architecture} cannot have {field} = {value}; the config contradicts itself.")
+    check_architecture(decoder)
     return Decoder(
         decoder,
         operators=operators,
@@ -41,3 +34,15 @@ def build_model(
         max_model_len=max_model_len or decoder.max_position_embeddings,
         group=group,
     )
+
+
+def check_architecture(decoder: DecoderConfig) -> None:
+    """Raise ModelLoadError for an architecture that is not known or contradicts itself."""
+    architecture = ARCHITECTURES.get(decoder.architecture)
+    if architecture is None:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ModelLoadError(f"The architecture {decoder.architecture!r} is not supported. Supported: {known}.")
+    field = architecture.contradiction(decoder)
+    if field is not None:
+        value = getattr(decoder, field)
+        raise ModelLoadError(f"A {decoder.architecture} cannot have {field} = {value}; the config contradicts itself.")

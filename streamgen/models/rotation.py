@@ -60,7 +60,7 @@ class Rotation:
 
 
 class RotatedWeights:
-    """A WeightSource that turns another one's weights into the rotated model's, name by name.
+    """A WeightSource that turns another one's weights into the rotated model's, name by name, without folded norms.
 
     What must wait for a norm's weights is held until they come; checkpoints keep a layer's tensors together, so that
     is a layer's worth at most, and the embedding.
@@ -87,7 +87,6 @@ class RotatedWeights:
                     waiting[norm].append((name, values))
             elif self._is_norm(name):
                 norms[name] = values
-                yield name, torch.ones_like(values)
                 for reader, held in waiting.pop(name, ()):
                     yield reader, self._read(held, values)
             elif name == _EMBEDDING:

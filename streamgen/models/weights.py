@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 
 from streamgen.errors import ModelLoadError
-from streamgen.models.decoder import Decoder
+from streamgen.models.model import Model
 
 _NAMED_AT_MOST = 5
 
@@ -20,7 +22,32 @@ class WeightSource(Protocol):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]: ...
 
 
-def load_weights(model: Decoder, source: WeightSource, progress: Callable[[str, int, int], None] | None = None) -> None:
+class ReadAhead:
+    """A WeightSource that reads the next tensors of another one on a thread of its own, while those before are used."""
+
+    def __init__(self, source: WeightSource, depth: int = 2) -> None:
+        self._source = source
+        self._depth = depth
+
+    @property
+    def num_tensors(self) -> int:
+        return self._source.num_tensors
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The same tensors in the same order. What the other one raises is raised here."""
+        tensors = self._source.tensors()
+        with ThreadPoolExecutor(1, thread_name_prefix="streamgen-weights") as reader:
+            waiting = deque(reader.submit(next, tensors, None) for _ in range(self._depth))
+            try:
+                while (item := waiting.popleft().result()) is not None:
+                    waiting.append(reader.submit(next, tensors, None))
+                    yield item
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+
+def load_weights(model: Model, source: WeightSource, progress: Callable[[str, int, int], None] | None = None) -> None:
     """Fill the model from a checkpoint. Raises ModelLoadError that names what is missing, surplus or misshapen."""
     slots = model.weight_slots()
     missing = dict.fromkeys(slots)
@@ -48,7 +75,7 @@ def load_weights(model: Decoder, source: WeightSource, progress: Callable[[str, 
         raise ModelLoadError(f"The model has no place for {_listed(surplus)}; its config says another shape.")
 
 
-def draw_weights(model: Decoder, seed: int) -> None:
+def draw_weights(model: Model, seed: int) -> None:
     """Random weights for a model without a checkpoint: normal with the deviation 0.02, norms at one."""
     generator = torch.Generator().manual_seed(seed)
     for name, slot in model.weight_slots().items():

@@ -8,13 +8,14 @@ import torch
 from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.loader.checkpoint import Checkpoint
-from streamgen.models.registry import build_model
+from streamgen.models.config import DecoderConfig
+from streamgen.models.int8_decoder import INT8_KV_BYTES, Int8Decoder, int8_block_rows, int8_is_fast, int8_refusal, prepare
+from streamgen.models.model import Model
+from streamgen.models.registry import build_model, check_architecture
 from streamgen.models.rotation import RotatedWeights, rotated_config
-from streamgen.models.weights import draw_weights, load_weights
-from streamgen.quantization.int8 import int8_is_fast
+from streamgen.models.weights import ReadAhead, WeightSource, draw_weights, load_weights
 from streamgen.quantization.numeric_mode import NumericMode
 from streamgen.runtime.dtype import DeviceCapability, resolve_dtype
-from streamgen.runtime.kv_cache import LayerGroup
 from streamgen.runtime.model_runner import ModelRunner
 from streamgen.runtime.sampler import Sampler
 from streamgen.runtime.sizing import block_bytes, model_length, num_blocks, trained_length
@@ -29,12 +30,16 @@ def build_runner(
     """Model, weights, KV pool and runner for a checkpoint. Raises ConfigError or ModelLoadError."""
     device = _device(config.device)
     decoder = checkpoint.decoder
-    resolved = resolve_dtype(config.model.dtype, _capability(device))
+    resolved = resolve_dtype(config.model.dtype, _capability(device, decoder))
     if resolved.warning:
         logger.warning(resolved.warning)
-    mode = NumericMode(resolved.mode)
     operators = get_operators("cpu" if device.type == "cpu" else "triton")
-    bytes_a_block = block_bytes(decoder, config.cache.block_size, mode.activation_dtype.itemsize)
+    if resolved.mode == "int8":
+        element_bytes, block_rows = INT8_KV_BYTES, int8_block_rows(config.cache.block_size)
+    else:
+        mode = NumericMode(resolved.mode)
+        element_bytes, block_rows = mode.activation_dtype.itemsize, config.cache.block_size
+    bytes_a_block = block_bytes(decoder, block_rows, element_bytes)
     trained = trained_length(decoder)
 
     def sized(free_bytes: int | None) -> tuple[int, int]:
@@ -47,30 +52,34 @@ def build_runner(
     # A CPU's pool is known now, so that a length which cannot be served is refused before the weights are read.
     blocks, max_model_len = sized(None) if device.type == "cpu" else (0, config.model.max_model_len or trained)
     with torch.inference_mode():
-        shape = rotated_config(decoder) if mode.rotates else decoder
-        model = build_model(shape, operators=operators, mode=mode, device=device, max_model_len=max_model_len)
+        model: Model
+        weights: WeightSource
+        if resolved.mode == "int8":
+            check_architecture(decoder)
+            prepare(progress)
+            model = Int8Decoder(rotated_config(decoder), max_model_len=max_model_len, threads=torch.get_num_threads())
+            weights = RotatedWeights(ReadAhead(checkpoint), decoder)
+        else:
+            model = build_model(decoder, operators=operators, mode=mode, device=device, max_model_len=max_model_len)
+            weights = ReadAhead(checkpoint)
         if checkpoint.dummy:
             draw_weights(model, config.model.seed)
         else:
-            load_weights(model, RotatedWeights(checkpoint, decoder) if mode.rotates else checkpoint, progress)
+            load_weights(model, weights, progress)
         if device.type != "cpu":
             blocks, max_model_len = sized(_free_bytes(device, config.cache.gpu_memory_utilization))
-        kv = LayerGroup(
-            decoder,
-            num_blocks=blocks,
-            block_size=config.cache.block_size,
-            dtype=mode.activation_dtype,
-            device=device,
-        )
         runner = ModelRunner(
             model,
             sampler=Sampler(operators),
-            kv=[kv],
+            kv=[model.new_kv(blocks, config.cache.block_size)],
             num_blocks=blocks,
             max_model_len=max_model_len,
             max_num_seqs=config.scheduler.max_num_seqs,
             steps_in_flight=config.steps_in_flight,
         )
+    if resolved.mode == "int8":
+        # The step has threads of its own, and torch's would spin beside them after each small operator.
+        torch.set_num_threads(1)
     runner.warm_up()
     return runner
 
@@ -83,9 +92,10 @@ def _device(requested: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _capability(device: torch.device) -> DeviceCapability:
+def _capability(device: torch.device, decoder: DecoderConfig) -> DeviceCapability:
     if device.type == "cpu":
-        return DeviceCapability(int8_is_fast=int8_is_fast())
+        refusal = int8_refusal(decoder)
+        return DeviceCapability(int8_is_fast=refusal is None and int8_is_fast(), int8_refusal=refusal)
     return DeviceCapability(cuda=torch.cuda.get_device_capability(device))
 
 

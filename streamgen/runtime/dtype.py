@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from streamgen.config import Dtype
 from streamgen.errors import ConfigError
@@ -16,11 +17,13 @@ class DeviceCapability:
 
     cuda: tuple[int, int] | None = None
     int8_is_fast: bool = False
+    int8_refusal: str | None = None
+    """Why int8 cannot be served, or None."""
 
 
 @dataclass(frozen=True)
 class ResolvedDtype:
-    mode: ModeName
+    mode: ModeName | Literal["int8"]
     warning: str | None = None
 
 
@@ -28,7 +31,9 @@ def resolve_dtype(requested: Dtype, capability: DeviceCapability) -> ResolvedDty
     """The numeric mode for --dtype on a device. Raises ConfigError for one that was asked for and that it lacks."""
     if capability.cuda is None:
         if requested == "auto":
-            return ResolvedDtype("int8" if capability.int8_is_fast else "float32")
+            return ResolvedDtype("int8" if capability.int8_is_fast and capability.int8_refusal is None else "float32")
+        if requested == "int8" and capability.int8_refusal is not None:
+            raise ConfigError(f"--dtype int8 cannot be served: {capability.int8_refusal}.")
         return ResolvedDtype(requested)
     if requested == "int8":
         raise ConfigError("--dtype int8 is a mode for CPUs; on a GPU use bfloat16 or float16.")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamgen.layers.context import ForwardContext, GroupContext
-from streamgen.runtime.kv_cache import LayerGroup
+from streamgen.layers.kv_cache import KVGroup
 from streamgen.runtime.sampler import SamplingRows, banned_pairs, is_greedy
 from streamgen.runtime.staging import Staging
 from streamgen.types import RowSampling, StepPlan
@@ -46,7 +46,7 @@ class InputBatch:
         num_slots: int,
         max_model_len: int,
         vocab_size: int,
-        kv: list[LayerGroup],
+        kv: list[KVGroup],
         device: torch.device,
         depth: int,
     ) -> None:

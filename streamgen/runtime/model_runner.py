@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from streamgen.models.decoder import Decoder
+from streamgen.layers.kv_cache import KVGroup
+from streamgen.models.model import Model
 from streamgen.runtime.input_batch import InputBatch
-from streamgen.runtime.kv_cache import LayerGroup
 from streamgen.runtime.sampler import Sampler
 from streamgen.scheduling.block_pool import PADDING_BLOCK
 from streamgen.types import Admission, Row, RowSampling, StepPlan, StepResult
@@ -52,10 +52,10 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         *,
         sampler: Sampler,
-        kv: list[LayerGroup],
+        kv: list[KVGroup],
         num_blocks: int,
         max_model_len: int,
         max_num_seqs: int,
@@ -110,8 +110,8 @@ class ModelRunner:
     def _scrub_failed(self, plan: StepPlan, sampled: Tensor) -> None:
         """What a failed row wrote must not reach those who get its blocks next.
 
-        The CPU's attention multiplies what lies behind a row's end by zero, which does not remove NaN. The kernels of
-        the GPU never read it.
+        The CPU's attention on floats multiplies what lies behind a row's end by zero, which does not remove NaN. Other
+        kernels never read it.
         """
         if bool((sampled >= 0).all()):
             return
@@ -136,4 +136,5 @@ class ModelRunner:
         self._batch.clear()
 
     def close(self) -> None:
+        self._model.close()
         self._kv.clear()

@@ -14,6 +14,7 @@ from streamgen.errors import ConfigError, ContextLengthError, InvalidRequestErro
 from streamgen.llm import LLM, RequestOutput, engine_config
 from streamgen.models.config import GenerationDefaults
 from streamgen.types import FinishReason, SamplingParams
+from streamgen_kernels.int8.decoder import _forward, _logits
 
 TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -126,8 +127,8 @@ def test_options_find_their_config() -> None:
 def test_what_is_prepared_once_is_prepared_before_the_first_request(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     with LLM(str(tmp_path), load_format="dummy", dtype="int8", device="cpu", num_gpu_blocks_override=64) as llm:
-        model = llm.engine._runner._model
-        linears = [linear for block in model.blocks for linear in (block.qkv, block.o, block.gate_up, block.down)]
-        assert all(method._prepared is not None for method in (linear._method for linear in linears))
+        assert _forward.signatures
+        compiled = len(_forward.signatures), len(_logits.signatures)
         assert llm.engine.stats().steps == 0
         assert len(llm.generate([[1, 2, 3]], GREEDY)[0].outputs[0].token_ids) == 6
+        assert (len(_forward.signatures), len(_logits.signatures)) == compiled

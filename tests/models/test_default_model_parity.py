@@ -13,7 +13,6 @@ from streamgen.loader import open_checkpoint
 from streamgen.models.registry import build_model
 from streamgen.models.weights import load_weights
 from streamgen.quantization.numeric_mode import NumericMode
-from streamgen.runtime.kv_cache import LayerGroup
 from streamgen.runtime.model_runner import ModelRunner
 from streamgen.runtime.sampler import Sampler
 from streamgen_kernels.operators import get_operators
@@ -133,12 +132,10 @@ def _model(checkpoint, config, operators):
 
 
 def _runner(model):
-    with torch.inference_mode():
-        kv = LayerGroup(model.config, num_blocks=128, block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU)
     return ModelRunner(
         model,
         sampler=Sampler(get_operators("cpu")),
-        kv=[kv],
+        kv=[model.new_kv(128, BLOCK_SIZE)],
         num_blocks=128,
         max_model_len=1024,
         max_num_seqs=16,

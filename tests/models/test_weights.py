@@ -113,7 +113,10 @@ def test_the_rotated_model_is_the_same_model(config, case, norms_last):
     ordered = sorted(tensors.items(), key=lambda item: ("norm" in item[0]) == norms_last)
     plain, rotated = build(shape), build(rotated_config(shape))
     load_weights(plain, Tensors(ordered))
-    load_weights(rotated, RotatedWeights(Tensors(ordered), shape))
+    turned_weights = dict(RotatedWeights(Tensors(ordered), shape).tensors())
+    folded = {name for name in rotated.weight_slots() if name.endswith("layernorm.weight") or name == "model.norm.weight"}
+    assert turned_weights.keys() == rotated.weight_slots().keys() - folded
+    load_weights(rotated, Tensors({**turned_weights, **{name: torch.ones(48) for name in folded}}.items()))
     hidden = torch.randn(5, shape.hidden_size, generator=torch.Generator().manual_seed(0))
     turned = Rotation(shape.hidden_size).apply(hidden)
     assert torch.allclose(plain.logits(plain.norm.norm(hidden)), rotated.logits(rotated.norm.norm(turned)), atol=1e-4)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -15,10 +15,11 @@ from streamgen.loader.hf_config import read_hf_config
 from streamgen.loader.safetensors_files import SafetensorsWeights
 from streamgen.models.config import DecoderConfig
 from streamgen.models.decoder import Decoder
+from streamgen.models.int8_decoder import Int8Decoder
 from streamgen.models.registry import build_model
+from streamgen.models.rotation import RotatedWeights, rotated_config
 from streamgen.models.weights import load_weights
 from streamgen.quantization.numeric_mode import ModeName, NumericMode
-from streamgen.runtime.kv_cache import LayerGroup
 from streamgen.runtime.model_runner import ModelRunner
 from streamgen.runtime.sampler import Sampler
 from streamgen_kernels.operators import Operators, get_operators
@@ -118,10 +119,10 @@ def runner(
     case: str,
     folder: Path,
     *,
-    mode: ModeName = "float32",
+    mode: ModeName | Literal["int8"] = "float32",
     change_config: Callable[[DecoderConfig], DecoderConfig] = lambda config: config,
     change_operators: Callable[[Operators], Operators] = lambda operators: operators,
-    change_model: Callable[[Decoder], None] = lambda _: None,
+    change_model: Callable[[Any], None] = lambda _: None,
     max_model_len: int = 128,
 ) -> ModelRunner:
     """Our model of a case, read from the folder that transformers wrote; the changes are for mutants."""
@@ -130,18 +131,23 @@ def runner(
     operators = change_operators(get_operators("cpu"))
     config = change_config(read_hf_config(folder / "config.json"))
     with torch.inference_mode():
-        model = build_model(
-            config, operators=operators, mode=NumericMode(mode), device=CPU, max_model_len=max_model_len
-        )
         weights = SafetensorsWeights(folder)
-        load_weights(model, Source(weights))
+        source: Any = Source(weights)
+        model: Any
+        if mode == "int8":
+            model = Int8Decoder(rotated_config(config), max_model_len=max_model_len, threads=2)
+            source = RotatedWeights(source, config)
+        else:
+            model = build_model(
+                config, operators=operators, mode=NumericMode(mode), device=CPU, max_model_len=max_model_len
+            )
+        load_weights(model, source)
         weights.close()
         change_model(model)
-        kv = LayerGroup(config, num_blocks=200, block_size=BLOCK_SIZE, dtype=model.mode.activation_dtype, device=CPU)
         return ModelRunner(
             model,
             sampler=Sampler(operators),
-            kv=[kv],
+            kv=[model.new_kv(200, BLOCK_SIZE)],
             num_blocks=200,
             max_model_len=max_model_len,
             max_num_seqs=8,

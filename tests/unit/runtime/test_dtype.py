@@ -7,6 +7,7 @@ TURING = DeviceCapability(cuda=(7, 5))
 HOPPER = DeviceCapability(cuda=(9, 0))
 FAST_CPU = DeviceCapability(int8_is_fast=True)
 PLAIN_CPU = DeviceCapability(int8_is_fast=False)
+ODD_MODEL = DeviceCapability(int8_is_fast=True, int8_refusal="hidden_size (50) is not a multiple of 16")
 
 
 def test_G9_bfloat16_on_an_old_gpu_falls_back_with_a_warning_or_is_refused():
@@ -34,10 +35,13 @@ def test_what_every_device_has_is_taken_as_asked(requested, capability):
     assert resolve_dtype(requested, capability).mode == requested
 
 
-def test_a_cpu_chooses_int8_only_where_that_is_faster():
+def test_a_cpu_chooses_int8_only_where_that_is_faster_and_possible():
     assert resolve_dtype("auto", FAST_CPU).mode == "int8"
     assert resolve_dtype("auto", PLAIN_CPU).mode == "float32"
     assert resolve_dtype("int8", PLAIN_CPU).mode == "int8"
+    assert resolve_dtype("auto", ODD_MODEL).mode == "float32"
+    with pytest.raises(ConfigError, match=r"--dtype int8 cannot be served: hidden_size \(50\)"):
+        resolve_dtype("int8", ODD_MODEL)
 
 
 def test_int8_is_refused_on_a_gpu():

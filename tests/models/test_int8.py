@@ -1,0 +1,136 @@
+"""The compiled decoder against the plain one, on tiny models of every shape, and whatever way a prompt is cut."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from streamgen.models import int8_decoder
+from streamgen.models.config import DecoderConfig
+from streamgen.models.int8_decoder import int8_refusal
+from streamgen.types import Admission, Row, StepPlan
+from tests.models.driver import GREEDY, generate
+from tests.models.tiny import BLOCK_SIZE, CASES, prompts, runner
+
+
+def logits(target, prompt, chunk=10**9):
+    """Of every token of a prompt, computed `chunk` tokens a step."""
+    model, seen = target._model, []
+    forward = model.forward
+
+    def all_tokens(token_ids, context, wanted):
+        hidden = forward(token_ids, context, torch.arange(len(token_ids)))
+        seen.append(model.logits(hidden).clone())
+        return hidden[wanted]
+
+    model.forward = all_tokens
+    blocks = tuple(range(1, 2 + len(prompt) // BLOCK_SIZE))
+    admitted = (Admission(0, 0, 0, tuple(prompt), 0, blocks, GREEDY),)
+    for step, start in enumerate(range(0, len(prompt), chunk)):
+        count = min(chunk, len(prompt) - start)
+        rows = (Row(0, 0, 0, start, count, start + count == len(prompt)),)
+        target.launch(StepPlan(step, step == 0, (), admitted if step == 0 else (), rows)).wait()
+    del model.forward
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_close_to_float32s(case, tmp_path):
+    prompt = prompts()[2]
+    exact = logits(runner(case, tmp_path), prompt)
+    rounded = logits(runner(case, tmp_path, mode="int8"), prompt)
+    error = ((exact - rounded).norm() / exact.norm()).item()
+    assert 0 < error < 0.06
+
+
+@pytest.mark.parametrize("broken", ["qkv", "o", "gate_up", "down"])
+def test_the_test_would_see_a_wrong_matrix(broken, tmp_path):
+    def swap(model):
+        panels = getattr(model._weights, broken).panels[1]
+        panels[0, :, [0, 17]] = panels[0, :, [17, 0]].copy()
+
+    prompt = prompts()[2]
+    exact = logits(runner("llama", tmp_path), prompt)
+    wrong = logits(runner("llama", tmp_path, mode="int8", change_model=swap), prompt)
+    assert ((exact - wrong).norm() / exact.norm()).item() > 0.1
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 16])
+def test_logits_are_the_same_bits_however_a_prompt_is_cut(chunk, tmp_path):
+    prompt = prompts()[2]
+    whole = logits(runner("qwen3", tmp_path, mode="int8"), prompt)
+    assert torch.equal(logits(runner("qwen3", tmp_path, mode="int8"), prompt, chunk), whole)
+
+
+@pytest.mark.parametrize("most", [1, 5, 8])
+def test_a_step_that_goes_through_in_pieces_is_the_same(most, tmp_path, monkeypatch):
+    expected = generate(runner("llama", tmp_path, mode="int8"), prompts(), 10, block_size=BLOCK_SIZE)
+    monkeypatch.setattr(int8_decoder, "MAX_TOKENS", most)
+    assert generate(runner("llama", tmp_path, mode="int8"), prompts(), 10, block_size=BLOCK_SIZE) == expected
+
+
+def test_a_broken_row_fails_alone_and_leaves_nothing_behind(tmp_path):
+    """The NaN of one token's embedding reaches neither a batch mate nor the next holder of the blocks."""
+    poison = 96
+
+    def break_embedding(model):
+        model._weights.embedding_scale[poison] = torch.nan
+
+    healthy = [token for token in prompts()[1] if token != poison]
+    target = runner("llama", tmp_path, mode="int8", change_model=break_embedding)
+    expected = generate(target, [healthy], 2, block_size=BLOCK_SIZE)[0]
+    target.reset()
+    bad, good = ((0, (1, poison, 2), (40,)), (1, tuple(healthy), (41, 42)))
+    admitted = tuple(Admission(slot, slot, 0, ids, 0, blocks, GREEDY) for slot, ids, blocks in (bad, good))
+    rows = tuple(Row(slot, slot, 0, 0, len(ids), True) for slot, ids, _ in (bad, good))
+    result = target.launch(StepPlan(0, True, (), admitted, rows)).wait()
+    assert (result.failed, list(result.token_ids)) == ((0,), expected[:1])
+    again = (Admission(0, 0, 0, tuple(healthy), 0, (40, 43), GREEDY),)
+    first = target.launch(StepPlan(1, False, (0, 1), again, (Row(0, 0, 0, 0, len(healthy), True),))).wait()
+    second = target.launch(StepPlan(2, False, (), (), (Row(0, 0, 0, len(healthy), 1, True),))).wait()
+    assert [*first.token_ids, *second.token_ids] == expected
+
+
+def test_closing_ends_the_helpers(tmp_path):
+    before = set(threading.enumerate())
+    target = runner("llama", tmp_path, mode="int8")
+    helpers = set(threading.enumerate()) - before
+    assert len(helpers) == 1
+    target.close()
+    for helper in helpers:
+        helper.join(10)
+        assert not helper.is_alive()
+
+
+def shape(**changes):
+    plain = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_layers": 1,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+    }
+    return DecoderConfig(**{**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"hidden_size": 50}, "hidden_size (50)"),
+        ({"intermediate_size": 100}, "intermediate_size (100)"),
+        ({"head_dim": 10}, "num_attention_heads times head_dim (40)"),
+        ({"num_heads": 16, "head_dim": 9}, "head_dim (9) is odd"),
+    ],
+)
+def test_shapes_that_do_not_fill_vectors_are_refused_with_the_reason(changes, reason):
+    assert int8_refusal(shape()) is None
+    refusal = int8_refusal(shape(**changes))
+    assert refusal is not None
+    assert reason in refusal
