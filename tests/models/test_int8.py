@@ -42,7 +42,7 @@ def test_logits_are_close_to_float32s(case, tmp_path):
     exact = logits(runner(case, tmp_path), prompt)
     rounded = logits(runner(case, tmp_path, mode="int8"), prompt)
     error = ((exact - rounded).norm() / exact.norm()).item()
-    assert 0 < error < 0.06
+    assert 0 < error < 0.1
 
 
 @pytest.mark.parametrize("broken", ["qkv", "o", "gate_up", "down"])
@@ -54,7 +54,7 @@ def test_the_test_would_see_a_wrong_matrix(broken, tmp_path):
     prompt = prompts()[2]
     exact = logits(runner("llama", tmp_path), prompt)
     wrong = logits(runner("llama", tmp_path, mode="int8", change_model=swap), prompt)
-    assert ((exact - wrong).norm() / exact.norm()).item() > 0.1
+    assert ((exact - wrong).norm() / exact.norm()).item() > 0.13
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16])
