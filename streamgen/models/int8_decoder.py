@@ -19,6 +19,7 @@ from streamgen.layers.context import ForwardContext, LayerKV
 from streamgen.layers.rotary import cos_sin_table
 from streamgen.layers.weight_slot import WeightSlot
 from streamgen.models.config import DecoderConfig
+from streamgen.models.rotation import turn_block
 
 if TYPE_CHECKING:
     from streamgen_kernels.int8.decoder import Cache
@@ -109,6 +110,7 @@ class Int8Decoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
+            turn_block=turn_block(config.intermediate_size),
         )
         table = cos_sin_table(config.rope, config.head_dim, config.max_position_embeddings, max_model_len)
         self._weights = compiled.empty_weights(shape, qk_norm=config.qk_norm, cos_sin=table.numpy())

@@ -1,10 +1,13 @@
-"""Rotate the residual stream, so that no channel stands out where activations are rounded to 8 bits.
+"""Rotate what weights are multiplied with, so that no channel stands out where activations are rounded to 8 bits.
 
 A few channels of a language model's residual stream are many times larger than the rest, and an integer scale that
 fits them leaves little for the others. With an orthogonal matrix R, a model whose embedding writes x·R and whose
 projections read x·R is the same model, as long as the norms between have no weights of their own: those are folded
 into the projections behind them first (Ashkboos et al., "QuaRot", 2024). R spreads each channel over many. All of it
 happens to the weights as they are loaded; a step costs nothing more.
+
+What goes into the MLP's last projection is a product of two activations, which no weight before it can turn. The step
+does it, by a Hadamard matrix for each block of channels, and the weight is turned alike.
 """
 
 from __future__ import annotations
@@ -27,11 +30,33 @@ _READERS = {
 }
 _NORM_OF = {reader: norm for norm, readers in _READERS.items() for reader in readers}
 _WRITERS = ("self_attn.o_proj.weight", "self_attn.o_proj.bias", "mlp.down_proj.weight", "mlp.down_proj.bias")
+_TURNED = "mlp.down_proj.weight"
+_LARGEST_BLOCK = 1024
+"""Beyond that the transform takes longer than it is worth."""
 
 
 def rotated_config(config: DecoderConfig) -> DecoderConfig:
     """The head takes the last norm's weights in and the embedding does not, so they are no longer one matrix."""
     return replace(config, tie_word_embeddings=False)
+
+
+def turn_block(size: int) -> int:
+    """Channels that are turned together: the largest power of two that divides their number."""
+    return min(size & -size, _LARGEST_BLOCK)
+
+
+def turn(x: Tensor) -> Tensor:
+    """Turn each block of x [..., size] by its Hadamard matrix, in float32."""
+    block = turn_block(x.shape[-1])
+    return (x.to(torch.float32).reshape(-1, block) @ _hadamard(block)).reshape(x.shape)
+
+
+def _hadamard(size: int) -> Tensor:
+    """Sylvester's matrix, orthogonal: [size, size] for a power of two."""
+    matrix = torch.ones(1, 1)
+    while matrix.shape[0] < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return matrix.div_(size**0.5)
 
 
 @dataclass(frozen=True)
@@ -44,13 +69,10 @@ class Rotation:
     def factors(self) -> tuple[Tensor, Tensor]:
         """(Q [rest, rest], H [power, power]): the size is rest · power, as square as a power of two allows."""
         power = self.size & -self.size
-        hadamard = torch.ones(1, 1)
-        while hadamard.shape[0] < power:
-            hadamard = torch.cat((torch.cat((hadamard, hadamard), 1), torch.cat((hadamard, -hadamard), 1)))
         rest = self.size // power
         # The discrete Hartley transform: orthogonal, of any size, with no entry larger than its share.
         angle = torch.arange(rest).outer(torch.arange(rest)).remainder(rest) * (2 * torch.pi / rest)
-        return (angle.cos() + angle.sin()) / rest**0.5, hadamard / power**0.5
+        return (angle.cos() + angle.sin()) / rest**0.5, _hadamard(power)
 
     def apply(self, x: Tensor) -> Tensor:
         """Multiply the last dimension: x · R, in float32, for x [..., size]."""
@@ -96,7 +118,8 @@ class RotatedWeights:
                 elif self._tied:
                     waiting[_LAST_NORM].append((_HEAD, values))
             elif name.endswith(_WRITERS):
-                yield name, self._rotation.apply(values.t()).t()
+                turned = self._rotation.apply(values.t()).t()
+                yield name, turn(turned) if name.endswith(_TURNED) else turned
             elif not (self._tied and name == _HEAD):
                 yield name, values
 

@@ -9,7 +9,14 @@ from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.loader.checkpoint import Checkpoint
 from streamgen.models.config import DecoderConfig
-from streamgen.models.int8_decoder import INT8_KV_BYTES, Int8Decoder, int8_block_rows, int8_is_fast, int8_refusal, prepare
+from streamgen.models.int8_decoder import (
+    INT8_KV_BYTES,
+    Int8Decoder,
+    int8_block_rows,
+    int8_is_fast,
+    int8_refusal,
+    prepare,
+)
 from streamgen.models.model import Model
 from streamgen.models.registry import build_model, check_architecture
 from streamgen.models.rotation import RotatedWeights, rotated_config

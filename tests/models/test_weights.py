@@ -8,7 +8,7 @@ import torch
 from streamgen.errors import ModelLoadError
 from streamgen.loader.hf_config import read_hf_config
 from streamgen.models.registry import build_model
-from streamgen.models.rotation import RotatedWeights, Rotation, rotated_config
+from streamgen.models.rotation import RotatedWeights, Rotation, rotated_config, turn, turn_block
 from streamgen.models.weights import draw_weights, load_weights
 from streamgen.quantization.numeric_mode import NumericMode
 from streamgen_kernels.operators import get_operators
@@ -104,6 +104,14 @@ def test_a_rotation_is_orthogonal_and_lets_no_channel_stand_out(size):
     assert matrix.abs().max() <= 1.5 / size**0.5
 
 
+@pytest.mark.parametrize("size, block", [(80, 16), (1536, 512), (4864, 256), (8192, 1024), (7, 1)])
+def test_a_turn_is_orthogonal_within_its_blocks(size, block):
+    assert turn_block(size) == block
+    x = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(turn(turn(x)), x, atol=1e-4)
+    assert torch.allclose(turn(x).view(3, -1, block).norm(dim=-1), x.view(3, -1, block).norm(dim=-1), rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     "case", ["llama", "llama_tied", "llama_attention_bias", "llama_mlp_bias", "qwen2_tied", "qwen3"]
 )
@@ -114,7 +122,9 @@ def test_the_rotated_model_is_the_same_model(config, case, norms_last):
     plain, rotated = build(shape), build(rotated_config(shape))
     load_weights(plain, Tensors(ordered))
     turned_weights = dict(RotatedWeights(Tensors(ordered), shape).tensors())
-    folded = {name for name in rotated.weight_slots() if name.endswith("layernorm.weight") or name == "model.norm.weight"}
+    folded = {
+        name for name in rotated.weight_slots() if name.endswith("layernorm.weight") or name == "model.norm.weight"
+    }
     assert turned_weights.keys() == rotated.weight_slots().keys() - folded
     load_weights(rotated, Tensors({**turned_weights, **{name: torch.ones(48) for name in folded}}.items()))
     hidden = torch.randn(5, shape.hidden_size, generator=torch.Generator().manual_seed(0))
@@ -126,5 +136,5 @@ def test_the_rotated_model_is_the_same_model(config, case, norms_last):
         )
         inner = torch.randn(5, shape.intermediate_size, generator=torch.Generator().manual_seed(1))
         assert torch.allclose(
-            Rotation(shape.hidden_size).apply(ours.down.apply(inner)), theirs.down.apply(inner), atol=1e-4
+            Rotation(shape.hidden_size).apply(ours.down.apply(inner)), theirs.down.apply(turn(inner)), atol=1e-4
         )

@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from streamgen_kernels.int8.native import LANES, compiled
 from numpy.typing import NDArray
 
 from streamgen_kernels.int8.arrays import aligned
 from streamgen_kernels.int8.attention import QUERY_TOKENS, attend, key_shape, scratch, value_shape
+from streamgen_kernels.int8.native import LANES, compiled
 from streamgen_kernels.int8.product import (
-    ADD,
-    ADD_TWO_BYTES,
-    WRITE,
     Matrix,
     empty_matrix,
     fill,
@@ -39,6 +36,8 @@ class Shape(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    turn_block: int
+    """Size of the Hadamard matrices that turn what goes into the MLP's last product: see `rows.gate_to_bytes`."""
 
 
 class Weights(NamedTuple):
@@ -123,7 +122,7 @@ def _forward(team, weights, cache, step, buffers, out, numbers, eps, scale):
     keys, values = cache
     token_ids, positions, slots, tiles, block_table, wanted = step
     residual, qkv, attended, gate_up, x, x_scale, scores, sums = buffers
-    block_size, q_heads, hidden, inner = numbers
+    block_size, q_heads, hidden, inner, turn_block = numbers
     n = len(token_ids)
     group, width = q_heads // keys.shape[3], q_heads * keys.shape[4]
 
@@ -131,7 +130,7 @@ def _forward(team, weights, cache, step, buffers, out, numbers, eps, scale):
     p = _ZERO + 1
     for layer in range(len(keys)):
         norm_to_bytes(team, p, n, residual, hidden, eps, x, x_scale)
-        multiply(team, p + 1, WRITE, layer, qkv_w, n, x, x_scale, qkv)
+        multiply(team, p + 1, False, layer, qkv_w, n, x, x_scale, qkv)
         rotate_and_store(
             team,
             p + 2,
@@ -154,11 +153,11 @@ def _forward(team, weights, cache, step, buffers, out, numbers, eps, scale):
             (scores, sums), attended,
         )  # fmt: skip
         to_bytes(team, p + 4, n, attended, width, x, x_scale)
-        multiply(team, p + 5, ADD, layer, o_w, n, x, x_scale, residual)
+        multiply(team, p + 5, True, layer, o_w, n, x, x_scale, residual)
         norm_to_bytes(team, p + 6, n, residual, hidden, eps, x, x_scale)
-        multiply(team, p + 7, WRITE, layer, gate_up_w, n, x, x_scale, gate_up)
-        gate_to_bytes(team, p + 8, n, gate_up, inner, x, x_scale)
-        multiply(team, p + 9, ADD_TWO_BYTES, layer, down_w, n, x, x_scale, residual)
+        multiply(team, p + 7, False, layer, gate_up_w, n, x, x_scale, gate_up)
+        gate_to_bytes(team, p + 8, n, gate_up, inner, turn_block, x, x_scale)
+        multiply(team, p + 9, True, layer, down_w, n, x, x_scale, residual)
         p += _PHASES_A_LAYER
     norm(team, p, wanted, residual, eps, out)
 
@@ -166,7 +165,7 @@ def _forward(team, weights, cache, step, buffers, out, numbers, eps, scale):
 @compiled(cache=True)
 def _logits(team, head, hidden, x, x_scale, out):
     to_bytes(team, _ZERO, len(hidden), hidden, hidden.shape[1], x, x_scale)
-    multiply(team, _ZERO + 1, WRITE, _ZERO, head, len(hidden), x, x_scale, out)
+    multiply(team, _ZERO + 1, False, _ZERO, head, len(hidden), x, x_scale, out)
 
 
 class Decoder:
@@ -200,7 +199,7 @@ class Decoder:
             aligned((max_tokens, padded(qkv_width)), np.float32),
             aligned((max_tokens, shape.num_heads * size), np.float32),
             aligned((max_tokens, padded(2 * inner)), np.float32),
-            aligned((2 * max_tokens, width), np.uint8),
+            aligned((max_tokens, width), np.uint8),
             aligned((max_tokens,), np.float32),
             *scratch(threads, queries, size, max_len),
         )
@@ -215,6 +214,7 @@ class Decoder:
             shape.num_heads,
             shape.hidden_size,
             shape.intermediate_size,
+            shape.turn_block,
         )
         self._team.run(_forward, self._weights, cache, step, self._buffers, out, numbers, self._eps, self._scale)
         return out
@@ -239,7 +239,7 @@ def compile_kernels() -> None:
 
     All models take the same code: it is the smallest one's first step.
     """
-    shape = Shape(LANES, LANES, LANES, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=LANES)
+    shape = Shape(LANES, LANES, LANES, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=LANES, turn_block=LANES)
     weights = empty_weights(shape, qk_norm=True, cos_sin=np.zeros((1, LANES), np.float32))
     head = empty_matrix(1, LANES, LANES)
     fill(head, 0, 0, np.zeros((LANES, LANES), np.float32))

@@ -13,9 +13,8 @@ from streamgen_kernels.int8.product_tile import GROUP, PANEL, product_tile
 from streamgen_kernels.int8.rows import round_row
 from streamgen_kernels.int8.team import finish, take, wait
 
-_write_1, _write_2, _write_4, _write_8 = (product_tile(tokens) for tokens in (1, 2, 4, 8))
+_write_1, _write_2, _write_4, _write_8 = (product_tile(tokens, adds=False) for tokens in (1, 2, 4, 8))
 _add_1, _add_2, _add_4, _add_8 = (product_tile(tokens, adds=True) for tokens in (1, 2, 4, 8))
-_two_1, _two_2, _two_4 = (product_tile(tokens, adds=True, two_bytes=True) for tokens in (1, 2, 4))
 
 
 class Matrix(NamedTuple):
@@ -53,16 +52,14 @@ def empty_matrix(layers: int, rows: int, columns: int) -> Matrix:
     )
 
 
-WRITE, ADD, ADD_TWO_BYTES = np.int64(0), np.int64(1), np.int64(2)
-"""What a product does: write its result; add it to what is there; the latter for activations of two bytes a number."""
-
-
 @compiled
-def multiply(team, phase, mode, layer, weights, tokens, x, x_scale, out):
-    """Compute out (+)= x · Wᵀ · scales + bias, panel by panel, for x [tokens, K] and out [tokens, N padded]."""
+def multiply(team, phase, adds, layer, weights, tokens, x, x_scale, out):
+    """Compute out = x · Wᵀ · scales + bias, or add that to out, for x [tokens, K] and out [tokens, N padded].
+
+    A chunk is a panel of the weight, for all tokens.
+    """
     panels, first_sum, w_scale, bias = weights
     num_panels, groups, x_stride, out_stride = panels.shape[1], panels.shape[2], x.strides[0], out.strides[0]
-    rows_a_token, most = (2, 4) if mode == ADD_TWO_BYTES else (1, 8)
     panel = take(team, phase, num_panels)
     while panel >= 0:
         w = panels.ctypes.data + layer * panels.strides[0] + panel * panels.strides[1]
@@ -72,28 +69,19 @@ def multiply(team, phase, mode, layer, weights, tokens, x, x_scale, out):
         rows, steps, to = x.ctypes.data, x_scale.ctypes.data, out.ctypes.data + column
         left = tokens
         while left > 0:
-            count = most
+            count = 8
             while count > left:
                 count //= 2
-            _tile(mode, count, rows, x_stride, steps, w, groups, sums, scales, biases, to, out_stride)
+            _tile(adds, count, rows, x_stride, steps, w, groups, sums, scales, biases, to, out_stride)
             left -= count
-            rows, steps, to = rows + count * rows_a_token * x_stride, steps + 4 * count, to + count * out_stride
+            rows, steps, to = rows + count * x_stride, steps + 4 * count, to + count * out_stride
         panel = finish(team, phase, num_panels)
     wait(team, phase, num_panels)
 
 
 @compiled
-def _tile(mode, tokens, x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride):
-    if mode == WRITE:
-        if tokens == 1:
-            _write_1(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
-        elif tokens == 2:
-            _write_2(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
-        elif tokens == 4:
-            _write_4(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
-        else:
-            _write_8(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
-    elif mode == ADD:
+def _tile(adds, tokens, x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride):
+    if adds:
         if tokens == 1:
             _add_1(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
         elif tokens == 2:
@@ -103,11 +91,13 @@ def _tile(mode, tokens, x, x_stride, x_scale, w, groups, sums, scales, biases, o
         else:
             _add_8(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
     elif tokens == 1:
-        _two_1(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
+        _write_1(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
     elif tokens == 2:
-        _two_2(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
+        _write_2(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
+    elif tokens == 4:
+        _write_4(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
     else:
-        _two_4(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
+        _write_8(x, x_stride, x_scale, w, groups, sums, scales, biases, out, out_stride)
 
 
 def fill(matrix: Matrix, layer: int, start: int, values: NDArray[np.float32]) -> None:

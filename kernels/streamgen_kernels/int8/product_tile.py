@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba.types import intp, none
 
-from streamgen_kernels.int8.native import FLOAT, FLOATS, INT, INTS, LANES, VECTOR_BYTES, Builder, floats, native
+from streamgen_kernels.int8.native import FLOAT, FLOATS, INT, INTS, LANES, VECTOR_BYTES, Builder, native
 from streamgen_kernels.int8.target import INTEGER_DOT
 
 PANEL = 2 * LANES
@@ -18,14 +18,12 @@ GROUP = 4
 """Columns whose bytes one instruction multiplies and adds up."""
 
 
-def product_tile(tokens: int, *, two_bytes: bool = False, adds: bool = False) -> Any:
+def product_tile(tokens: int, *, adds: bool) -> Any:
     """A function for one panel and this many tokens; addresses, strides in bytes, and the number of column groups.
 
     out[m, n] = (Σ_k (x[m, k] - 128) · w[n, k]) · x_scale[m] · w_scale[n] + bias[n], added to what is there if it
-    `adds`. With `two_bytes`, token m's activations are rows 2m and 2m + 1 of x, the second worth 1/254 of the first.
+    `adds`.
     """
-    rows_a_token = 2 if two_bytes else 1
-    num_rows = tokens * rows_a_token
 
     @native(none, intp, intp, intp, intp, intp, intp, intp, intp, intp, intp)
     def tile(
@@ -44,27 +42,23 @@ def product_tile(tokens: int, *, two_bytes: bool = False, adds: bool = False) ->
         def halves(kind: Any, address: Any) -> list[Any]:
             return [b.load(kind, b.at(address, half, VECTOR_BYTES)) for half in range(2)]
 
-        sums = b.variables(*halves(INTS, first_sum) * num_rows)
+        sums = b.variables(*halves(INTS, first_sum) * tokens)
         with b.loop(groups) as group:
             place = b.at(panel, group, GROUP * PANEL)
             weights = halves(INTS, place)
             for half in range(2):
                 b.prefetch(b.at(b.at(place, 1, _AHEAD), half, VECTOR_BYTES))
-            for row in range(num_rows):
-                place = b.at(b.at(x, row, x_stride), group, GROUP)
-                activations = b.spread(b.load(INT, place))
+            for token in range(tokens):
+                activations = b.spread(b.load(INT, b.at(b.at(x, token, x_stride), group, GROUP)))
                 for half in range(2):
-                    index = 2 * row + half
+                    index = 2 * token + half
                     sums[index] = _dot(b, sums[index], activations, weights[half])
         scales, biases = halves(FLOATS, w_scale), halves(FLOATS, bias)
         for token in range(tokens):
             scale = b.spread(b.load(FLOAT, b.at(x_scale, token, 4)))
             for half in range(2):
-                index = 2 * rows_a_token * token + half
-                value = b.ir.sitofp(sums[index], FLOATS)
-                if two_bytes:
-                    value = b.fma(b.ir.sitofp(sums[index + 2], FLOATS), floats(1 / 254), value)
-                value = b.fma(b.ir.fmul(value, scale), scales[half], biases[half])
+                value = b.ir.fmul(b.ir.sitofp(sums[2 * token + half], FLOATS), scale)
+                value = b.fma(value, scales[half], biases[half])
                 place = b.at(b.at(out, token, out_stride), half, VECTOR_BYTES)
                 b.store(b.ir.fadd(value, b.load(FLOATS, place)) if adds else value, place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from streamgen_kernels.int8 import vectors
-from streamgen_kernels.int8.native import LANES, compiled
+from streamgen_kernels.int8.native import LANES, VECTOR_BYTES, compiled
 from streamgen_kernels.int8.team import finish, take, wait
 
 _LIMIT = np.float32(127)
@@ -81,18 +81,32 @@ def to_bytes(team, phase, tokens, values, size, x, x_scale):
 
 
 @compiled
-def gate_to_bytes(team, phase, tokens, gate_up, size, x, x_scale):
-    """silu(gate) · up, rounded to two bytes: an outlier may be a hundred times larger than the rest of its row."""
+def gate_to_bytes(team, phase, tokens, gate_up, size, block, x, x_scale):
+    """silu(gate) · up, turned by Hadamard matrices of `block` numbers, rounded to bytes.
+
+    An outlier here may be a hundred times larger than the rest of its row, and would take the whole range of a byte;
+    turned, it is spread over its block (Ashkboos et al., "QuaRot", 2024). The weights behind are turned alike.
+    """
+    norm = _ONE / np.sqrt(np.float32(block))
     token = take(team, phase, tokens)
     while token >= 0:
         gate = gate_up.ctypes.data + token * gate_up.strides[0]
         vectors.gate(gate, gate + 4 * size, size // LANES)
-        step = vectors.largest_magnitude(gate, size // LANES) / _LIMIT + _LEAST_STEP
-        high = x.ctypes.data + 2 * token * x.strides[0]
-        vectors.to_two_bytes(gate, size // LANES, _ONE / step, high, high + x.strides[0])
-        x_scale[token] = step
+        _hadamard(gate, size // LANES, block // LANES)
+        x_scale[token] = _round(gate, size // LANES, x.ctypes.data + token * x.strides[0]) * norm
         token = finish(team, phase, tokens)
     wait(team, phase, tokens)
+
+
+@compiled
+def _hadamard(row, size, block):
+    """The fast Walsh-Hadamard transform of each block, not normed; sizes in vectors, `block` a power of two."""
+    vectors.hadamard_within(row, size)
+    half = 1
+    while half < block:
+        for start in range(0, size, 2 * half):
+            vectors.butterfly(row + start * VECTOR_BYTES, row + (start + half) * VECTOR_BYTES, half)
+        half *= 2
 
 
 @compiled

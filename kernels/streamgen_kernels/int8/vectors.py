@@ -90,18 +90,6 @@ def to_bytes(b: Builder, row: Any, vectors: Any, factor: Any, out: Any) -> None:
         b.store(_bytes_of(b, b.ir.fmul(x, factors)), b.at(out, index, LANES))
 
 
-@native(none, intp, intp, float32, intp, intp)
-def to_two_bytes(b: Builder, row: Any, vectors: Any, factor: Any, high: Any, low: Any) -> None:
-    """The same, and in `low` what that rounding left over, in steps of 1/254: it fills the byte's range."""
-    factors, shift = b.spread(factor), floats(_ROUNDING)
-    with b.loop(vectors) as index:
-        x = b.ir.fmul(b.load(FLOATS, b.at(row, index, VECTOR_BYTES)), factors)
-        whole = b.ir.fsub(b.ir.fadd(x, shift), shift)
-        left = b.ir.fmul(b.ir.fsub(x, whole), floats(254.0))
-        b.store(_bytes_of(b, whole), b.at(high, index, LANES))
-        b.store(_bytes_of(b, left), b.at(low, index, LANES))
-
-
 @native(none, intp, intp, float32, intp)
 def from_bytes(b: Builder, row: Any, vectors: Any, factor: Any, out: Any) -> None:
     """The products of signed bytes and the factor."""
@@ -150,3 +138,25 @@ def gate(b: Builder, row: Any, up: Any, vectors: Any) -> None:
         x = b.load(FLOATS, place)
         silu = b.ir.fdiv(x, b.ir.fadd(floats(1.0), _exp(b, b.ir.fneg(x))))
         b.store(b.ir.fmul(silu, b.load(FLOATS, b.at(up, index, VECTOR_BYTES))), place)
+
+
+@native(none, intp, intp)
+def hadamard_within(b: Builder, row: Any, vectors: Any) -> None:
+    """Multiply each vector by the Hadamard matrix of its 16 lanes."""
+    with b.loop(vectors) as index:
+        place = b.at(row, index, VECTOR_BYTES)
+        x = b.load(FLOATS, place)
+        for stride in (1, 2, 4, 8):
+            partner = b.ir.shuffle_vector(x, FLOATS(ir.Undefined), INTS([lane ^ stride for lane in range(LANES)]))
+            x = b.fma(x, FLOATS([-1.0 if lane & stride else 1.0 for lane in range(LANES)]), partner)
+        b.store(x, place)
+
+
+@native(none, intp, intp, intp)
+def butterfly(b: Builder, first: Any, second: Any, vectors: Any) -> None:
+    """Replace x and y by x + y and x - y."""
+    with b.loop(vectors) as index:
+        places = [b.at(row, index, VECTOR_BYTES) for row in (first, second)]
+        x, y = (b.load(FLOATS, place) for place in places)
+        b.store(b.ir.fadd(x, y), places[0])
+        b.store(b.ir.fsub(x, y), places[1])

@@ -57,8 +57,10 @@ class Case:
         )  # fmt: skip
         tiles, start = [], 0
         for index, (_, first, last) in enumerate(parts):
-            for token in range(0, last - first, QUERY_TOKENS):
-                tiles.append((index, start + token, min(QUERY_TOKENS, last - first - token)))
+            tiles += [
+                (index, start + token, min(QUERY_TOKENS, last - first - token))
+                for token in range(0, last - first, QUERY_TOKENS)
+            ]
             start += last - first
         table = self.table[[row for row, _, _ in parts]]
         out = np.full((n, self.heads * self.size), np.nan, np.float32)

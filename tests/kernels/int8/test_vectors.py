@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from streamgen_kernels.int8 import vectors
+from streamgen_kernels.int8 import rows, vectors
 from streamgen_kernels.int8.arrays import aligned
 from streamgen_kernels.int8.native import LANES, compiled
 
@@ -39,8 +39,8 @@ def call_to_bytes(row, factor, out):
 
 
 @compiled
-def call_to_two_bytes(row, factor, high, low):
-    vectors.to_two_bytes(row.ctypes.data, len(row) // LANES, factor, high.ctypes.data, low.ctypes.data)
+def call_hadamard(row, block):
+    rows._hadamard(row.ctypes.data, len(row) // LANES, block // LANES)
 
 
 @compiled
@@ -106,7 +106,9 @@ def test_the_gate_is_silu_times_up():
 
 
 def test_bytes_are_the_nearest_integers_ties_to_even():
-    values = np.array([-127, -126.5, -125.5, -0.5, 0, 0.5, 1.5, 2.5, 126.49, 126.5, 127, 1, -1, 64.25, -64.75, 3], np.float32)
+    values = np.array(
+        [-127, -126.5, -125.5, -0.5, 0, 0.5, 1.5, 2.5, 126.49, 126.5, 127, 1, -1, 64.25, -64.75, 3], np.float32
+    )
     out = np.zeros(16, np.uint8)
     call_to_bytes(values, np.float32(1), out)
     assert np.array_equal(out.astype(int) - 128, np.rint(values))
@@ -115,14 +117,15 @@ def test_bytes_are_the_nearest_integers_ties_to_even():
     assert np.array_equal(back, np.rint(values) * 0.25)
 
 
-def test_two_bytes_hold_what_one_leaves_over():
-    row = drawn(576)
-    factor = np.float32(127 / np.abs(row).max())
-    high, low = np.zeros(576, np.uint8), np.zeros(576, np.uint8)
-    call_to_two_bytes(row, factor, high, low)
-    values = (high.astype(int) - 128) + (low.astype(int) - 128) / 254
-    assert np.abs(low.astype(int) - 128).max() <= 127
-    assert np.abs(values - row.astype(float) * factor).max() < 0.5 / 254 + 1e-4
+@pytest.mark.parametrize("size, block", [(16, 16), (48, 16), (96, 32), (1536, 512), (2048, 1024)])
+def test_the_transform_is_a_hadamard_matrix_for_each_block(size, block):
+    row = drawn(size)
+    matrix = np.ones((1, 1))
+    while len(matrix) < block:
+        matrix = np.kron([[1, 1], [1, -1]], matrix)
+    expected = row.astype(float).reshape(-1, block) @ matrix
+    call_hadamard(row, block)
+    assert np.allclose(row, expected.ravel(), rtol=1e-5, atol=1e-4)
 
 
 def test_halves_are_rounded_as_numpy_rounds_them_and_do_not_overflow():
