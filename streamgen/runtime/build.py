@@ -26,6 +26,7 @@ from streamgen.runtime.dtype import DeviceCapability, resolve_dtype
 from streamgen.runtime.model_runner import ModelRunner
 from streamgen.runtime.sampler import Sampler
 from streamgen.runtime.sizing import block_bytes, model_length, num_blocks, trained_length
+from streamgen.runtime.threads import cpu_threads
 from streamgen_kernels.operators import get_operators
 
 logger = logging.getLogger(__name__)
@@ -58,13 +59,15 @@ def build_runner(
 
     # A CPU's pool is known now, so that a length which cannot be served is refused before the weights are read.
     blocks, max_model_len = sized(None) if device.type == "cpu" else (0, config.model.max_model_len or trained)
+    if device.type == "cpu":
+        torch.set_num_threads(cpu_threads())
     with torch.inference_mode():
         model: Model
         weights: WeightSource
         if resolved.mode == "int8":
             check_architecture(decoder)
             prepare(progress)
-            model = Int8Decoder(rotated_config(decoder), max_model_len=max_model_len, threads=torch.get_num_threads())
+            model = Int8Decoder(rotated_config(decoder), max_model_len=max_model_len, threads=cpu_threads())
             weights = RotatedWeights(ReadAhead(checkpoint), decoder)
         else:
             model = build_model(decoder, operators=operators, mode=mode, device=device, max_model_len=max_model_len)
@@ -85,7 +88,7 @@ def build_runner(
             steps_in_flight=config.steps_in_flight,
         )
     if resolved.mode == "int8":
-        # The step has threads of its own, and torch's would spin beside them after each small operator.
+        # The step has threads of its own, and torch's would spin beside them after each operator on logits.
         torch.set_num_threads(1)
     runner.warm_up()
     return runner

@@ -116,7 +116,7 @@ def empty_cache(shape: Shape, num_blocks: int, block_size: int) -> Cache:
     )
 
 
-@compiled(cache=True)
+@compiled(kept=True)
 def _forward(team, weights, cache, step, buffers, out, numbers, eps, scale):
     embedding, embedding_scale, qkv_w, o_w, gate_up_w, down_w, q_norm, k_norm, cos_sin = weights
     keys, values = cache
@@ -162,7 +162,7 @@ def _forward(team, weights, cache, step, buffers, out, numbers, eps, scale):
     norm(team, p, wanted, residual, eps, out)
 
 
-@compiled(cache=True)
+@compiled(kept=True)
 def _logits(team, head, hidden, x, x_scale, out):
     to_bytes(team, _ZERO, len(hidden), hidden, hidden.shape[1], x, x_scale)
     multiply(team, _ZERO + 1, False, _ZERO, head, len(hidden), x, x_scale, out)

@@ -15,6 +15,8 @@ from numba import njit
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from streamgen_kernels.int8.compiled_code import kept_code
+
 LANES = 16
 
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -24,11 +26,15 @@ VECTOR_BYTES = 4 * LANES
 HALVES_BYTES = 2 * LANES
 
 
-def compiled(function: Any = None, **options: Any) -> Any:
-    """Compile a function as all kernels are: without the interpreter's lock, and dividing as the processor does."""
+def compiled(function: Any = None, *, kept: bool = False) -> Any:
+    """Compile a function as all kernels are: without the interpreter's lock, and dividing as the processor does.
+
+    Args: `kept` keeps the code, with that of all functions that it calls, on disk.
+    """
     if function is None:
-        return lambda function: compiled(function, **options)
-    return njit(nogil=True, error_model="numpy", boundscheck=False, **options)(function)
+        return lambda function: compiled(function, kept=kept)
+    with kept_code():
+        return njit(nogil=True, error_model="numpy", boundscheck=False, cache=kept)(function)
 
 
 def native(returns: Any, *parameters: Any) -> Callable[[Any], Any]:

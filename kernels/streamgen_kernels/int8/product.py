@@ -106,7 +106,7 @@ def fill(matrix: Matrix, layer: int, start: int, values: NDArray[np.float32]) ->
     _fill(panels[layer].view(np.uint32)[..., 0], first_sum[layer, start:], scale[layer, start:], start, values)
 
 
-@compiled(cache=True)
+@compiled(kept=True)
 def _fill(panels, first_sum, scale, start, values):
     rows, columns = values.shape
     row = np.empty(columns, np.uint8)
@@ -122,7 +122,7 @@ def _fill(panels, first_sum, scale, start, values):
         first_sum[index] = 128 * (128 * columns - total)
 
 
-@compiled(cache=True)
+@compiled(kept=True)
 def fill_rows(out, scale, values):
     """Round values [rows, K] float32 to bytes, in the order that they have."""
     row = np.empty(values.shape[1], np.uint8)
