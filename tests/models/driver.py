@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
+from streamgen.layers.context import ForwardContext
+from streamgen.runtime.model_runner import ModelRunner
 from streamgen.runtime.runner import Runner
 from streamgen.types import Admission, Row, RowSampling, StepPlan, StepResult
 
@@ -21,6 +25,29 @@ class _Sequence:
     blocks: list[int] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
     admitted: bool = False
+
+
+def prompt_logits(runner: ModelRunner, prompt: Sequence[int], *, block_size: int, chunk: int = 10**9) -> torch.Tensor:
+    """The logits [tokens, V] of all of a prompt's tokens, of which a step wants the last one's only."""
+    model = runner._model
+    forward, seen = model.forward, []
+
+    def all_tokens(token_ids: torch.Tensor, context: ForwardContext, wanted: torch.Tensor) -> torch.Tensor:
+        hidden = forward(token_ids, context, torch.arange(len(token_ids)))
+        seen.append(model.logits(hidden).clone())
+        return hidden[wanted]
+
+    blocks = tuple(range(1, 2 + len(prompt) // block_size))
+    admitted = (Admission(0, 0, 0, tuple(prompt), 0, blocks, GREEDY),)
+    model.forward = all_tokens
+    try:
+        for step, start in enumerate(range(0, len(prompt), chunk)):
+            count = min(chunk, len(prompt) - start)
+            rows = (Row(0, 0, 0, start, count, start + count == len(prompt)),)
+            runner.launch(StepPlan(step, step == 0, (), admitted if step == 0 else (), rows)).wait()
+    finally:
+        del model.forward
+    return torch.cat(seen)
 
 
 def generate(

@@ -7,33 +7,19 @@ import threading
 import pytest
 import torch
 
+from streamgen.config import EngineConfig, ModelConfig
+from streamgen.loader import open_checkpoint
 from streamgen.models import int8_decoder
 from streamgen.models.config import DecoderConfig
 from streamgen.models.int8_decoder import int8_refusal
+from streamgen.runtime import build_runner
 from streamgen.types import Admission, Row, StepPlan
-from tests.models.driver import GREEDY, generate
+from tests.models.driver import GREEDY, generate, prompt_logits
 from tests.models.tiny import BLOCK_SIZE, CASES, prompts, runner
 
 
 def logits(target, prompt, chunk=10**9):
-    """Of every token of a prompt, computed `chunk` tokens a step."""
-    model, seen = target._model, []
-    forward = model.forward
-
-    def all_tokens(token_ids, context, wanted):
-        hidden = forward(token_ids, context, torch.arange(len(token_ids)))
-        seen.append(model.logits(hidden).clone())
-        return hidden[wanted]
-
-    model.forward = all_tokens
-    blocks = tuple(range(1, 2 + len(prompt) // BLOCK_SIZE))
-    admitted = (Admission(0, 0, 0, tuple(prompt), 0, blocks, GREEDY),)
-    for step, start in enumerate(range(0, len(prompt), chunk)):
-        count = min(chunk, len(prompt) - start)
-        rows = (Row(0, 0, 0, start, count, start + count == len(prompt)),)
-        target.launch(StepPlan(step, step == 0, (), admitted if step == 0 else (), rows)).wait()
-    del model.forward
-    return torch.cat(seen)
+    return prompt_logits(target, prompt, block_size=BLOCK_SIZE, chunk=chunk)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -134,3 +120,26 @@ def test_shapes_that_do_not_fill_vectors_are_refused_with_the_reason(changes, re
     refusal = int8_refusal(shape(**changes))
     assert refusal is not None
     assert reason in refusal
+
+
+TEXT = """The harbour lay still in the early light. Two fishing boats were tied to the pier, and a man in a blue coat
+was mending a net between them. "You are late," he said, without looking up. The girl set down her basket. She had
+walked since before dawn, eleven miles along the coast, and her shoes were wet. def area(r): return 3.14159 * r ** 2
+gives the area of a circle. In 1969, three astronauts travelled to the Moon; two of them walked on it. Water boils at
+100 degrees."""
+
+
+@pytest.mark.timeout(600)
+def test_the_default_models_predictions_are_close_to_float32s():
+    predictions = []
+    for dtype in ("float32", "int8"):
+        config = ModelConfig(dtype=dtype)
+        checkpoint = open_checkpoint(config)
+        target = build_runner(EngineConfig(model=config, device="cpu"), checkpoint)
+        tokens = checkpoint.tokenizer.encode(TEXT)
+        predictions.append(prompt_logits(target, tokens, block_size=16).log_softmax(-1))
+        target.close()
+        checkpoint.close()
+    exact, rounded = predictions
+    assert (exact.argmax(-1) == rounded.argmax(-1)).float().mean() > 0.9
+    assert (exact.exp() * (exact - rounded)).sum(-1).mean() < 0.015

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from streamgen.errors import ModelLoadError
 from streamgen.loader.hf_config import read_hf_config
 from streamgen.models.registry import build_model
 from streamgen.models.rotation import RotatedWeights, Rotation, rotated_config, turn, turn_block
-from streamgen.models.weights import draw_weights, load_weights
+from streamgen.models.weights import ReadAhead, draw_weights, load_weights
 from streamgen.quantization.numeric_mode import NumericMode
 from streamgen_kernels.operators import get_operators
 from tests.models.tiny import CPU, huggingface
@@ -138,3 +139,36 @@ def test_the_rotated_model_is_the_same_model(config, case, norms_last):
         assert torch.allclose(
             Rotation(shape.hidden_size).apply(ours.down.apply(inner)), theirs.down.apply(turn(inner)), atol=1e-4
         )
+
+
+def test_reading_ahead_changes_neither_order_nor_errors():
+    tensors = [(f"t{index}", torch.full((2,), float(index))) for index in range(7)]
+    ahead = ReadAhead(Tensors(tensors), depth=3)
+    assert ahead.num_tensors == 7
+    assert [(name, values.tolist()) for name, values in ahead.tensors()] == [(n, v.tolist()) for n, v in tensors]
+
+    class Damaged(Tensors):
+        def tensors(self):
+            yield from tensors[:2]
+            raise ModelLoadError("the third is damaged")
+
+    seen = []
+    with pytest.raises(ModelLoadError, match="third"):
+        seen.extend(ReadAhead(Damaged(tensors)).tensors())
+    assert not any(thread.name.startswith("streamgen-weights") for thread in threading.enumerate())
+
+
+def test_reading_ahead_stops_when_nobody_wants_more():
+    read = []
+
+    class Counted(Tensors):
+        def tensors(self):
+            for index in range(100):
+                read.append(index)
+                yield f"t{index}", torch.zeros(1)
+
+    reading = ReadAhead(Counted([]), depth=2).tensors()
+    next(reading)
+    reading.close()
+    assert len(read) <= 4
+    assert not any(thread.name.startswith("streamgen-weights") for thread in threading.enumerate())
