@@ -86,12 +86,11 @@ class OutputProcessor:
         self._outputs: dict[int, SequenceOutput] = {}
 
     def add(self, request: Request, queue: TokenQueue, index: int, params: SamplingParams) -> None:
-        prompt = request.token_ids[: request.num_prompt_tokens]
         self._outputs[request.request_id] = SequenceOutput(
             request,
             queue,
             index,
-            None if self._tokenizer is None else self._tokenizer.detokenizer(prompt),
+            None if self._tokenizer is None else self._tokenizer.detokenizer(request.prompt_token_ids),
             StopStrings(params.stop, include=params.include_stop_str_in_output) if params.stop else None,
             params.min_tokens,
             params.include_stop_str_in_output,

@@ -51,7 +51,7 @@ class KVCacheManager:
 
         The last token must be computed in any case, for its logits.
         """
-        most = (len(request.token_ids) - 1) // self.block_size
+        most = (request.num_known_tokens - 1) // self.block_size
         shared = self._leader_blocks(request)[:most]
         if not self.enable_prefix_caching:
             return shared
@@ -122,7 +122,7 @@ class KVCacheManager:
         self.pool.check(request.block_ids for request in requests)
         for request in requests:
             assert len(request.block_ids) >= self.num_blocks_for(request.num_computed_tokens)
-            assert request.num_confirmed_tokens <= min(request.num_computed_tokens, len(request.token_ids))
+            assert request.num_confirmed_tokens <= min(request.num_computed_tokens, request.num_known_tokens)
             assert request.num_published_blocks * self.block_size <= request.num_confirmed_tokens
 
     def _leader_blocks(self, request: Request) -> list[int]:
@@ -135,7 +135,7 @@ class KVCacheManager:
 
     def _tokens_at(self, request: Request, index: int) -> tuple[int, ...]:
         start = index * self.block_size
-        return tuple(request.token_ids[start : start + self.block_size])
+        return request.known_tokens(start, start + self.block_size)
 
     def _hash_at(self, request: Request, index: int) -> bytes:
         """Hash of a request's block, computed once; a long prompt is hashed only as far as it is looked up."""

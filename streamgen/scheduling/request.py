@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from streamgen.types import FinishReason, RowSampling
+    from streamgen.types import FinishReason, RowSampling, TokenIds
 
 
 class RequestStatus(Enum):
@@ -49,14 +49,15 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_published_blocks",
+        "output_token_ids",
         "priority",
+        "prompt_token_ids",
         "request_id",
         "sampling",
         "slot",
         "status",
         "stop_token_ids",
         "tenant",
-        "token_ids",
     )
 
     def __init__(
@@ -75,8 +76,10 @@ class Request:
         leader: Request | None = None,
     ) -> None:
         self.request_id = request_id
-        self.token_ids: list[int] = list(prompt_token_ids)
-        self.num_prompt_tokens = len(self.token_ids)
+        self.prompt_token_ids: TokenIds = tuple(prompt_token_ids)
+        """One tuple for all siblings, and nobody's to change: tuple() of a tuple is that tuple."""
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.output_token_ids: list[int] = []
         self.sampling = sampling
         self.max_tokens = max_tokens
         self.min_tokens = min_tokens
@@ -113,11 +116,16 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Known tokens and those that launched steps will have sampled."""
-        return len(self.token_ids) + self.num_pending_tokens
+        return self.num_known_tokens + self.num_pending_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens of the prompt and of the output, as far as its values are known."""
+        return self.num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens
+        return len(self.output_token_ids)
 
     @property
     def finished(self) -> bool:
@@ -126,10 +134,19 @@ class Request:
     @property
     def num_tokens_to_compute(self) -> int:
         """Tokens that the next step may compute; none once the last output token is foreseen."""
-        num_tokens = len(self.token_ids) + self.num_pending_tokens
-        if num_tokens - self.num_prompt_tokens >= self.max_tokens:
+        num_output_tokens = len(self.output_token_ids) + self.num_pending_tokens
+        if num_output_tokens >= self.max_tokens:
             return 0
-        return num_tokens - self.num_computed_tokens
+        return self.num_prompt_tokens + num_output_tokens - self.num_computed_tokens
+
+    def known_tokens(self, start: int = 0, end: int | None = None) -> TokenIds:
+        """The known tokens from `start` up to `end`, by default all: the prompt itself if there are no others."""
+        num_prompt_tokens = self.num_prompt_tokens
+        end = self.num_known_tokens if end is None else end
+        if end <= num_prompt_tokens:
+            return self.prompt_token_ids[start:end]
+        outputs = self.output_token_ids[max(start - num_prompt_tokens, 0) : end - num_prompt_tokens]
+        return (*self.prompt_token_ids[start:], *outputs)
 
     def __repr__(self) -> str:
         return (

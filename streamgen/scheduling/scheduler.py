@@ -259,7 +259,7 @@ class Scheduler:
                     slot=request.slot,
                     request_id=request.request_id,
                     epoch=request.epoch,
-                    token_ids=tuple(request.token_ids),
+                    token_ids=request.known_tokens(),
                     num_computed_tokens=num_cached,
                     block_ids=tuple(request.block_ids),
                     sampling=request.sampling,
@@ -298,7 +298,7 @@ class Scheduler:
         """Add sampled tokens to a request and end it if they say so."""
         request.num_pending_tokens -= 1
         for count, token_id in enumerate(token_ids, 1):
-            request.token_ids.append(token_id)
+            request.output_token_ids.append(token_id)
             reason, stop_token_id = self._end_after(request, token_id)
             if reason is not None:
                 self.finish(request, reason)

@@ -26,7 +26,7 @@ from streamgen.errors import (
 )
 from streamgen.observability.metrics import Metrics
 from streamgen.runtime.fake import FakeModelRunner, Script, scripted
-from streamgen.types import Delta, FinishReason, SamplingParams, StepPlan
+from streamgen.types import Delta, FinishReason, SamplingParams, StepPlan, StepResult
 from tests.unit.text.tokenizers_for_tests import byte_level_backend, wrap
 
 EOS = 5
@@ -138,6 +138,18 @@ async def test_siblings_end_apart_and_share_the_prompt() -> None:
         assert stream.usage.prompt_tokens == 19
         assert stream.usage.completion_tokens == 9
         assert engine._runner.num_tokens < 19 * 2
+
+
+async def test_siblings_have_one_prompt_among_them() -> None:
+    async with running(scripted([11, 12])) as engine:
+        stream = engine.add(list(range(1, 20)), SamplingParams(max_tokens=2, n=3))
+        siblings = list(engine.scheduler.requests.values())
+        assert len(siblings) == 3
+        assert all(request.prompt_token_ids is stream.prompt_token_ids for request in siblings)
+        plan = engine.scheduler.schedule()
+        assert plan.admitted[0].token_ids is stream.prompt_token_ids
+        stream.abort()
+        engine.scheduler.update(StepResult(plan.step, (1,), (11,)))
 
 
 async def test_cached_tokens_are_counted() -> None:

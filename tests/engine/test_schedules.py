@@ -180,7 +180,7 @@ def test_random_schedules_equal_the_oracle(harness: Harness, seed: int, num_acti
             harness.finish(request, choose.choice([FinishReason.ABORT, FinishReason.STOP]))
     harness.run()
     for request in requests:
-        prompt = request.token_ids[: request.num_prompt_tokens]
+        prompt = list(request.prompt_token_ids)
         output, reason = oracle(prompt, request.max_tokens, ignore_eos=False)
         got = harness.outputs[request.request_id]
         if request.request_id in ended_by_client or harness.reasons[request.request_id] is FinishReason.ERROR:
