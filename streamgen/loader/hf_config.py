@@ -90,7 +90,6 @@ def read_hf_config(path: Path) -> DecoderConfig:
         qk_norm=known.qk_norm,
         bos_token_id=bos[0] if bos else None,
         eos_token_ids=config.token_ids("eos_token_id"),
-        torch_dtype=config.text("dtype") or config.text("torch_dtype"),
     )
 
 

@@ -34,8 +34,6 @@ class DecoderConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     """From generation_config.json if it has them, else from config.json."""
-    torch_dtype: str | None = None
-    """The dtype that the checkpoint was saved in."""
 
 
 @dataclass(frozen=True, kw_only=True)
