@@ -8,16 +8,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING
 
-import structlog
-
 from streamgen.config import SchedulerConfig
 from streamgen.engine.admission import Limits, ResolvedRequest, resolve
 from streamgen.engine.client import EngineStats
-from streamgen.engine.engine_loop import EngineLoop
+from streamgen.engine.device_errors import described
+from streamgen.engine.engine_loop import EngineLoop, StepFailedError
 from streamgen.engine.gpu_thread import GpuThread
+from streamgen.engine.logger import get_logger
 from streamgen.engine.output_processor import OutputProcessor, SequenceOutput
 from streamgen.engine.timings import EngineMetrics, StreamTimings
 from streamgen.engine.token_queue import TokenQueue
+from streamgen.engine.watchdog import FIRST_STEP_SECONDS, STEP_SECONDS, Watchdog
 from streamgen.errors import (
     CorruptedRowError,
     DrainingError,
@@ -36,7 +37,12 @@ from streamgen.types import Delta, FinishReason, SamplingParams, StepPlan, StepR
 if TYPE_CHECKING:
     from streamgen.text.tokenizer import Tokenizer
 
-log = structlog.get_logger(__name__)
+WATCH_SECONDS = 1.0
+"""How often somebody looks whether the step in flight hangs."""
+_SHOWN_REQUESTS = 16
+"""Requests of a hung step that are named in the log."""
+
+log = get_logger(__name__)
 
 
 class AsyncEngine:
@@ -53,13 +59,17 @@ class AsyncEngine:
         steps_in_flight: int = 2,
         enable_prefix_caching: bool = True,
         stream_buffer_bytes: int = 2**20,
-        step_timeout: float = 120.0,
+        step_timeout: float = STEP_SECONDS,
+        first_step_timeout: float = FIRST_STEP_SECONDS,
+        watch_interval: float = WATCH_SECONDS,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
         thread: the GPU thread that built the runner; a new one by default.
-        step_timeout: seconds after which a step that has not come back makes the engine unhealthy.
+        step_timeout: seconds after which a step that has not come back is logged and makes the engine unhealthy.
+        first_step_timeout: the same for the first step, in which a device may still compile.
+        watch_interval: seconds between two looks at the step in flight.
         """
         self.limits = limits.clamped()
         if self.limits != limits:
@@ -78,7 +88,8 @@ class AsyncEngine:
         self._thread = thread
         self._steps_in_flight = steps_in_flight
         self._buffer_bytes = stream_buffer_bytes
-        self._step_timeout = step_timeout
+        self._watchdog = Watchdog(limit=step_timeout, first_limit=first_step_timeout)
+        self._watch_interval = watch_interval
         self._seed = seed
         self._clock = clock
         self._outputs = OutputProcessor(tokenizer)
@@ -90,8 +101,8 @@ class AsyncEngine:
         self._next_id = 0
         self._loop: EngineLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self._idle = asyncio.Event()
-        self._draining = False
+        self._watch_task: asyncio.Task[None] | None = None
+        self._stopped = False
         self._dead: str | None = None
         self._prompt_tokens = 0
         self._generation_tokens = 0
@@ -105,19 +116,25 @@ class AsyncEngine:
         self._loop = EngineLoop(
             self.scheduler, self._thread, publish=self._publish, on_step=self._on_step, clock=self._clock
         )
-        self._idle.set()
         self._task = asyncio.create_task(self._run(self._loop), name="engine-loop")
+        self._watch_task = asyncio.create_task(self._watch(self._loop), name="engine-watchdog")
 
     @property
     def ready(self) -> bool:
-        return self._task is not None and self._dead is None and not self._draining
+        return self._task is not None and self._dead is None and not self._stopped
 
     @property
     def healthy(self) -> bool:
+        return self.failure is None
+
+    @property
+    def failure(self) -> str | None:
         if self._dead is not None:
-            return False
-        since = None if self._loop is None else self._loop.waiting_since
-        return since is None or self._clock() - since < self._step_timeout
+            return self._dead
+        oldest = None if self._loop is None else self._loop.oldest_step
+        if oldest is None or not self._watchdog.hangs(oldest, self._clock()):
+            return None
+        return f"Step {oldest.plan.step} has not come back for {self._clock() - oldest.since:.0f} s."
 
     def add(
         self,
@@ -130,7 +147,7 @@ class AsyncEngine:
     ) -> TokenQueue:
         if self._dead is not None:
             raise EngineDeadError("The engine cannot take requests any more.")
-        if self._draining:
+        if self._stopped:
             raise DrainingError("The server is shutting down.")
         assert self._loop is not None, "start() comes first"
         resolved = self.validate(prompt_token_ids, params, priority)
@@ -153,7 +170,6 @@ class AsyncEngine:
             self._streams.setdefault(stream_id, []).append(request)
             self._outputs.add(request, queue, index, params)
             self.scheduler.add(request)
-        self._idle.clear()
         self._loop.wake()
         log.debug("request_added", request=stream_id, request_id=correlation_id, prompt_tokens=len(resolved.prompt))
         return queue
@@ -188,30 +204,15 @@ class AsyncEngine:
             steps=0 if self._loop is None else self._loop.num_steps,
         )
 
-    async def drain(self, timeout: float) -> bool:
-        """Take nothing new, and let what runs finish. After `timeout` seconds the rest is ended by DrainingError.
-
-        Returns whether everything finished by itself.
-        """
-        self._draining = True
-        try:
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
-        except TimeoutError:
-            for stream_id in list(self._streams):
-                self._fail(stream_id, DrainingError("The server shut down before this request was finished."))
-            return False
-        return True
-
     async def shutdown(self) -> None:
         """Stop at once, and give the device back. Streams that are open end by DrainingError. Idempotent."""
-        self._draining = True
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        for stream_id in list(self._streams):
-            self._fail(stream_id, DrainingError("The server shut down before this request was finished."))
+        self._stopped = True
+        for task in (self._watch_task, self._task):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._fail_all(DrainingError("The server shut down before this request was finished."))
         if self._thread is not None:
             thread, self._thread = self._thread, None
             await asyncio.get_running_loop().run_in_executor(None, thread.close)
@@ -219,13 +220,43 @@ class AsyncEngine:
     async def _run(self, loop: EngineLoop) -> None:
         try:
             await loop.run()
+        except StepFailedError as error:
+            # The step's traceback has been logged with the step.
+            self._die(str(error))
         except Exception as error:
-            log.exception("engine_died")
-            self._dead = f"{type(error).__name__}: {error}"
-            for stream_id in list(self._streams):
-                self._fail(stream_id, EngineDeadError("The engine failed and cannot go on."))
-            if self.on_death is not None:
-                self.on_death(self._dead)
+            log.exception("engine_loop_failed")
+            self._die(described(error))
+
+    def _die(self, why: str) -> None:
+        """Nothing will be computed any more: say so to every stream, and to whoever runs the process."""
+        self._dead = why
+        log.error("engine_died", reason=why, streams=len(self._streams))
+        self._fail_all(EngineDeadError("The engine failed and cannot go on."))
+        if self.on_death is not None:
+            self.on_death(why)
+
+    async def _watch(self, loop: EngineLoop) -> None:
+        """Say once of a step that hangs what it holds. Nobody else would: it raises nothing, and nothing follows it."""
+        while True:
+            await asyncio.sleep(self._watch_interval)
+            oldest, now = loop.oldest_step, self._clock()
+            if oldest is not None and self._watchdog.is_news(oldest, now):
+                plan = oldest.plan
+                log.error(
+                    "step_hangs",
+                    step=plan.step,
+                    seconds=round(now - oldest.since, 1),
+                    rows=len(plan.rows),
+                    tokens=plan.num_tokens,
+                    requests=self._streams_of(plan),
+                    waiting=self.scheduler.num_waiting,
+                )
+
+    def _streams_of(self, plan: StepPlan) -> list[int]:
+        """The first of the streams that a step computes."""
+        outputs = [self._outputs.get(row.request_id) for row in plan.rows]
+        streams = dict.fromkeys(output.queue.request_id for output in outputs if output is not None)
+        return list(streams)[:_SHOWN_REQUESTS]
 
     def _refuse_if_full(self, num_tokens: int, count: int) -> None:
         waiting = self.scheduler.num_waiting
@@ -279,9 +310,10 @@ class AsyncEngine:
             self._fail(queue.request_id, SlowReaderError("The reader fell too far behind; the request was ended."))
 
     def _on_step(self, plan: StepPlan, result: StepResult, launched_at: float) -> None:
+        if self._watchdog.came_back(plan):
+            log.warning("step_came_back", step=plan.step, seconds=round(self._clock() - launched_at, 1))
         if result.error is not None:
-            log.error("step_failed", step=plan.step, error=result.error, fatal=result.fatal)
-            return
+            return  # the executor has logged it
         for admission in plan.admitted:
             output = self._outputs.get(admission.request_id)
             timings = None if output is None else self._timings.get(output.queue.request_id)
@@ -315,8 +347,6 @@ class AsyncEngine:
         timings = self._timings.pop(stream_id)
         if self.metrics is not None:
             timings.report(self.metrics, reason, self._clock())
-        if not self._streams:
-            self._idle.set()
         if self._loop is not None:
             self._loop.wake()
 
@@ -326,6 +356,15 @@ class AsyncEngine:
             assert output is not None
             output.end(FinishReason.ABORT)
             self._close_sequence(stream_id, request, FinishReason.ABORT)
+
+    def _fail_all(self, error: EngineError) -> None:
+        """End all streams by an error, whatever state the scheduler is in: every one of their readers waits."""
+        for stream_id in list(self._streams):
+            try:
+                self._fail(stream_id, error)
+            except Exception:
+                log.exception("ending_failed", request=stream_id)
+                del self._streams[stream_id]
 
     def _fail(self, stream_id: int, error: EngineError) -> None:
         """End all of a stream by an error."""

@@ -82,3 +82,7 @@ class EngineClient(Protocol):
     @property
     def healthy(self) -> bool:
         """Alive and stepping: false once the engine died, or a step has hung past the watchdog's limit."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why it is not healthy; None while it is."""

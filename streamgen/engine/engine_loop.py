@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from streamgen.engine.executor import Executor
+from streamgen.engine.watchdog import StepInFlight
 from streamgen.scheduling.scheduler import Progress, Scheduler
 from streamgen.types import StepPlan, StepResult
 
@@ -47,12 +49,16 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, asyncio.Future[StepResult], float]] = deque()
         self._untold: deque[Progress] = deque()
         self._wakeup = asyncio.Event()
+        self._last_result_at = -math.inf
         self.num_steps = 0
 
     @property
-    def waiting_since(self) -> float | None:
-        """When the step that has been in flight longest was handed over, by the clock; None if there is none."""
-        return self._in_flight[0][2] if self._in_flight else None
+    def oldest_step(self) -> StepInFlight | None:
+        """The oldest step whose result has not come; None if there is none."""
+        for plan, future, launched_at in self._in_flight:
+            if not future.done():
+                return StepInFlight(plan, max(launched_at, self._last_result_at))
+        return None
 
     def wake(self) -> None:
         """There may be something new to plan."""
@@ -87,15 +93,20 @@ class EngineLoop:
         plan, future, launched_at = self._in_flight.popleft()
         result = future.result()
         self.num_steps += 1
-        self._untold.extend(self._scheduler.update(result))
+        progress = self._scheduler.update(result)
         if self._on_step is not None:
             self._on_step(plan, result, launched_at)
         if result.fatal:
+            # Whoever got its last token by an earlier step has an answer that is whole.
+            while self._untold:
+                self._tell()
             raise StepFailedError(result.error)
+        self._untold.extend(progress)
 
     def _tell(self) -> None:
         count = min(SLICE, len(self._untold))
         self._publish([self._untold.popleft() for _ in range(count)])
 
     def _result_came(self, _future: asyncio.Future[StepResult]) -> None:
+        self._last_result_at = self._clock()
         self._wakeup.set()

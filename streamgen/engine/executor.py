@@ -15,7 +15,11 @@ class Executor(Protocol):
     """Steps that may be in flight."""
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
-        """Hand a plan over. The future never raises: a step that failed has a result that says so."""
+        """Hand a plan over. The future never raises: a step that failed has a result that says so.
+
+        The executor logs a failure, once, for it has the traceback. Steps that fail because of an earlier one are not
+        logged.
+        """
 
     def flush(self) -> None:
         """No plan follows before a result comes: do not wait for one to collect the steps in flight."""

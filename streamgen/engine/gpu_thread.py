@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from collections import deque
@@ -13,12 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from streamgen.engine.device_errors import described, device_is_lost
+from streamgen.engine.logger import get_logger
 from streamgen.errors import EngineDeadError
 from streamgen.runtime.runner import PendingStep, Runner
 from streamgen.types import StepPlan, StepResult
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+log = get_logger(__name__)
 
 
 def failure(step: int, error: str, *, fatal: bool = False) -> StepResult:
@@ -26,7 +27,7 @@ def failure(step: int, error: str, *, fatal: bool = False) -> StepResult:
 
 
 class _Launched(NamedTuple):
-    number: int
+    plan: StepPlan
     pending: PendingStep
     future: asyncio.Future[StepResult]
     launched_at: float
@@ -36,7 +37,8 @@ class GpuThread:
     """An Executor on a thread of this process. All methods but the thread's own are the event loop's.
 
     The thread launches step N+1 before it waits for step N, so that the device always has work queued. A step that
-    raised voids everything behind it, until a full plan comes and the runner starts from nothing.
+    raised voids everything behind it, until a full plan comes. The runner is made to start from nothing at once, and
+    not when that plan comes: if the device is lost, those who wait shall know now.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, depth: int = 2) -> None:
@@ -87,27 +89,29 @@ class GpuThread:
             del task
         self._collect_all()
         if self._runner is not None:
-            self._runner.close()
+            try:
+                self._runner.close()
+            except Exception:
+                log.exception("runner_close_failed")
 
     def _launch(self, plan: StepPlan, future: asyncio.Future[StepResult]) -> None:
         assert self._runner is not None
         launched_at = time.perf_counter()
+        if plan.full:
+            self._void = False
+        if self._void:
+            self._deliver(future, failure(plan.step, "an earlier step failed"))
+            return
         try:
-            if plan.full and self._void:
-                _reset(self._runner)
-                self._void = False
-            if self._void:
-                self._deliver(future, failure(plan.step, "an earlier step failed"))
-                return
             pending = self._runner.launch(plan)
-        except Exception as error:  # noqa: BLE001 - whatever a step raises becomes its result
+        except BaseException as error:  # noqa: BLE001 - whatever a step raises becomes its result; the thread lives on
             # Steps before this one are sound, and results keep their order.
             while self._launched:
                 self._collect()
-            self._fail(plan.step, future, error)
+            self._fail(plan, future, error)
             return
-        self._launched.append(_Launched(plan.step, pending, future, launched_at))
-        while self._launched and (len(self._launched) >= self.depth or self._launched[0].pending.ready()):
+        self._launched.append(_Launched(plan, pending, future, launched_at))
+        while self._launched and (len(self._launched) >= self.depth or _is_ready(self._launched[0].pending)):
             self._collect()
 
     def _collect_all(self) -> None:
@@ -119,20 +123,42 @@ class GpuThread:
         step = self._launched.popleft()
         try:
             result = step.pending.wait()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._fail(step.number, step.future, error)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(step.plan, step.future, error)
             return
         if self._void:
-            result = failure(step.number, "an earlier step failed")
+            result = failure(step.plan.step, "an earlier step failed")
         else:
             result = msgspec.structs.replace(result, seconds=time.perf_counter() - step.launched_at)
         self._deliver(step.future, result)
 
-    def _fail(self, step: int, future: asyncio.Future[StepResult], error: Exception) -> None:
-        log.error("step_failed", exc_info=error)
+    def _fail(self, plan: StepPlan, future: asyncio.Future[StepResult], error: BaseException) -> None:
+        if self._void and not _is_fatal(error):
+            # It was launched behind a step that failed, and what went wrong has been logged with that one.
+            self._deliver(future, failure(plan.step, "an earlier step failed"))
+            return
         self._void = True
-        fatal = isinstance(error, EngineDeadError)
-        self._deliver(future, failure(step, f"{type(error).__name__}: {error}", fatal=fatal))
+        lost = described(error) if _is_fatal(error) else self._why_lost(error)
+        log.error(
+            "step_failed",
+            step=plan.step,
+            requests=len(plan.rows),
+            tokens=plan.num_tokens,
+            fatal=lost is not None,
+            reason=lost or described(error),
+            exc_info=error,
+        )
+        self._deliver(future, failure(plan.step, lost or described(error), fatal=lost is not None))
+
+    def _why_lost(self, error: BaseException) -> str | None:
+        """Why the device cannot go on after an error that does not say so; None if it can."""
+        assert self._runner is not None
+        try:
+            # A device that cannot even start from nothing is lost, whatever the step itself raised.
+            self._runner.reset()
+        except Exception as another:  # noqa: BLE001 - it becomes the step's result
+            return f"{described(error)}; and the device cannot be reset: {described(another)}"
+        return None
 
     def _deliver(self, future: asyncio.Future[StepResult], result: StepResult) -> None:
         self._post(_set_result, future, result)
@@ -144,12 +170,17 @@ class GpuThread:
             log.debug("result_without_loop")
 
 
-def _reset(runner: Runner) -> None:
-    """Raises EngineDeadError: a device that cannot even start from nothing is lost."""
+def _is_fatal(error: BaseException) -> bool:
+    """Whether an error says by itself that there is no going on: the device is lost, or the thread is to end."""
+    return isinstance(error, EngineDeadError) or not isinstance(error, Exception) or device_is_lost(error)
+
+
+def _is_ready(pending: PendingStep) -> bool:
+    """Whether to collect a step now. One that cannot even be asked is collected, and says then what is wrong."""
     try:
-        runner.reset()
-    except Exception as error:
-        raise EngineDeadError(f"The device cannot be reset: {type(error).__name__}: {error}") from error
+        return pending.ready()
+    except Exception:  # noqa: BLE001 - `wait` raises it again, for the step's result
+        return True
 
 
 def _set_result(future: asyncio.Future[Any], value: Any) -> None:

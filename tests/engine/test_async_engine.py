@@ -2,87 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-
 import pytest
 
-from streamgen.config import SchedulerConfig
-from streamgen.engine.admission import Limits
-from streamgen.engine.async_engine import AsyncEngine
 from streamgen.errors import (
     ContextLengthError,
     CorruptedRowError,
     DrainingError,
-    EngineDeadError,
     EngineError,
     InvalidRequestError,
     QueueFullError,
     SlowReaderError,
-    StepError,
 )
 from streamgen.observability.metrics import Metrics
-from streamgen.runtime.fake import FakeModelRunner, Script, scripted
-from streamgen.types import Delta, FinishReason, SamplingParams, StepPlan, StepResult
-from tests.unit.text.tokenizers_for_tests import byte_level_backend, wrap
-
-EOS = 5
-TOKENIZER = wrap(byte_level_backend())
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
-
-
-@asynccontextmanager
-async def running(
-    script: Script,
-    *,
-    num_blocks: int = 64,
-    block_size: int = 4,
-    max_model_len: int = 128,
-    before_step: Callable[[StepPlan], None] | None = None,
-    text: bool = False,
-    clock: Callable[[], float] = time.monotonic,
-    **config: int,
-) -> AsyncIterator[AsyncEngine]:
-    scheduler = SchedulerConfig(**{"max_num_seqs": 8, **config})
-    limits = Limits(
-        max_model_len=max_model_len,
-        vocab_size=100_000,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        max_num_batched_tokens=64,
-        end_token_ids=(EOS,),
-    )
-    runner = FakeModelRunner(script, num_blocks=num_blocks, block_size=block_size, before_step=before_step)
-    engine = AsyncEngine(
-        runner,
-        limits,
-        scheduler,
-        tokenizer=TOKENIZER if text else None,
-        stream_buffer_bytes=4096,
-        clock=clock,
-    )
-    await engine.start()
-    try:
-        yield engine
-        engine.scheduler.check()
-        assert engine.kv.pool.num_in_use == 0, "requests hold blocks after their end"
-    finally:
-        await engine.shutdown()
-
-
-async def collect(stream: object) -> list[Delta]:
-    deltas = []
-    async with asyncio.timeout(20):
-        while news := await stream.get():
-            deltas.extend(news)
-    return deltas
-
-
-def joined(deltas: list[Delta], index: int = 0) -> list[int]:
-    return [token for delta in deltas if delta.index == index for token in delta.token_ids]
+from streamgen.runtime.fake import scripted
+from streamgen.types import FinishReason, SamplingParams, StepResult
+from tests.engine.world import EOS, GREEDY, TOKENIZER, collect, joined, running
 
 
 async def test_scripted_tokens_come_back_one_delta_a_step() -> None:
@@ -240,38 +174,6 @@ async def test_the_queue_is_bounded() -> None:
         await collect(first)
 
 
-async def test_an_exception_in_a_step_ends_its_requests_and_no_others() -> None:
-    def fault(plan: StepPlan) -> None:
-        if any(row.num_tokens == 13 for row in plan.rows):
-            raise RuntimeError("acted out")
-
-    async with running(scripted([], then=9), before_step=fault, max_num_seqs=1) as engine:
-        doomed = engine.add([2] * 13, SamplingParams(max_tokens=5))
-        waiting = engine.add([3] * 3, SamplingParams(max_tokens=5))
-        with pytest.raises(StepError):
-            await collect(doomed)
-        assert joined(await collect(waiting)) == [9] * 5
-        assert engine.healthy
-
-
-async def test_requests_in_flight_behind_a_failed_step_are_computed_anew() -> None:
-    failed: list[int] = []
-
-    def fault(plan: StepPlan) -> None:
-        if len(plan.rows) == 1 and plan.rows[0].num_tokens == 13 and not failed:
-            failed.append(plan.step)
-            raise RuntimeError("acted out")
-
-    async with running(scripted(range(20, 60)), before_step=fault) as engine:
-        doomed = engine.add([2] * 13, SamplingParams(max_tokens=5))
-        await asyncio.sleep(0)
-        others = [engine.add([i] * 3, SamplingParams(max_tokens=9)) for i in (3, 4, 5)]
-        with pytest.raises(StepError):
-            await collect(doomed)
-        for other in others:
-            assert joined(await collect(other)) == list(range(20, 29))
-
-
 async def test_rows_that_are_not_finite_fail_alone() -> None:
     def script(prompt: list[int], output: list[int]) -> int:
         return -1 if prompt[0] == 66 and len(output) == 2 else 9
@@ -281,26 +183,6 @@ async def test_rows_that_are_not_finite_fail_alone() -> None:
         with pytest.raises(CorruptedRowError):
             await collect(bad)
         assert joined(await collect(good)) == [9] * 8
-
-
-async def test_a_device_that_cannot_be_reset_is_lost() -> None:
-    """The fault itself does not say that the device is gone; starting it from nothing shows it."""
-
-    def fault(plan: StepPlan) -> None:
-        if plan.step == 3:
-            raise RuntimeError("acted out")
-
-    def reset() -> None:
-        raise RuntimeError("the device answers no more")
-
-    async with running(scripted([], then=9), before_step=fault, max_num_seqs=1) as engine:
-        engine._runner.reset = reset
-        failed, waiting = (engine.add([1], SamplingParams(max_tokens=50)) for _ in range(2))
-        with pytest.raises(StepError):
-            await collect(failed)
-        with pytest.raises(EngineDeadError):
-            await collect(waiting)
-        assert not engine.healthy
 
 
 async def test_a_text_that_cannot_be_told_ends_its_own_stream_alone() -> None:
@@ -313,26 +195,6 @@ async def test_a_text_that_cannot_be_told_ends_its_own_stream_alone() -> None:
         assert engine.healthy
 
 
-async def test_a_lost_device_ends_every_stream_and_the_engine() -> None:
-    def fault(plan: StepPlan) -> None:
-        if plan.step == 3:
-            raise EngineDeadError("the device is gone")
-
-    deaths: list[str] = []
-    async with running(scripted([], then=9), before_step=fault) as engine:
-        engine.on_death = deaths.append
-        streams = [engine.add([1], SamplingParams(max_tokens=50)) for _ in range(3)]
-        for stream in streams:
-            with pytest.raises((StepError, EngineDeadError)):
-                await collect(stream)
-        await asyncio.sleep(0)
-        assert not engine.healthy
-        assert not engine.ready
-        assert len(deaths) == 1
-        with pytest.raises(EngineDeadError):
-            engine.add([1], GREEDY)
-
-
 async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_one_else() -> None:
     async with running(scripted([], then=9), max_model_len=1024, num_blocks=400, max_num_seqs=2) as engine:
         lagging = engine.add([1], SamplingParams(max_tokens=1000))
@@ -343,54 +205,26 @@ async def test_a_reader_that_never_reads_is_cut_off_and_costs_no_one_else() -> N
         assert lagging.usage.completion_tokens <= 4096 // 8 + 1
 
 
+async def test_shutdown_ends_what_runs_and_refuses_what_comes() -> None:
+    async with running(scripted([], then=9), max_model_len=100_000, num_blocks=30_000) as engine:
+        stream = engine.add([1], SamplingParams(max_tokens=90_000))
+        await stream.get()
+        await engine.shutdown()
+        with pytest.raises(DrainingError):
+            await collect(stream)
+        assert not engine.ready
+        assert engine.healthy
+        with pytest.raises(DrainingError):
+            engine.add([1], GREEDY)
+
+
 async def test_a_lagging_reader_gets_merged_deltas() -> None:
     async with running(scripted(range(20, 60))) as engine:
         stream = engine.add([1], SamplingParams(max_tokens=30))
-        await engine.drain(10)
+        await collect(engine.add([2], SamplingParams(max_tokens=31)))
         (delta,) = await stream.get()
         assert list(delta.token_ids) == list(range(20, 50))
         assert await stream.get() == []
-
-
-async def test_draining_finishes_what_runs_and_refuses_what_comes() -> None:
-    async with running(scripted([], then=9)) as engine:
-        stream = engine.add([1], SamplingParams(max_tokens=20))
-        drained = asyncio.create_task(engine.drain(10))
-        await asyncio.sleep(0)
-        with pytest.raises(DrainingError):
-            engine.add([1], GREEDY)
-        assert not engine.ready
-        assert len(joined(await collect(stream))) == 20
-        assert await drained
-
-
-async def test_draining_has_an_end() -> None:
-    async with running(scripted([], then=9), max_model_len=100_000, num_blocks=30_000) as engine:
-        stream = engine.add([1], SamplingParams(max_tokens=90_000))
-        assert not await engine.drain(0)
-        with pytest.raises(DrainingError):
-            await collect(stream)
-
-
-async def test_a_step_that_hangs_is_unhealthy() -> None:
-    now, hung, release = [0.0], asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def hang(plan: StepPlan) -> None:
-        if plan.step == 2:
-            loop.call_soon_threadsafe(hung.set)
-            release.wait(20)
-
-    async with running(scripted([], then=9), before_step=hang, clock=lambda: now[0]) as engine:
-        stream = engine.add([1], GREEDY)
-        await hung.wait()
-        now[0] = 119.0
-        assert engine.healthy
-        now[0] = 1000.0
-        assert not engine.healthy
-        release.set()
-        assert len(joined(await collect(stream))) == 8
-        assert engine.healthy
 
 
 async def test_a_stop_string_in_the_last_token_is_reported_as_a_stop() -> None:

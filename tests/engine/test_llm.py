@@ -116,6 +116,13 @@ def test_a_model_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path) -> None:
             assert not thread.is_alive()
 
 
+def test_a_users_script_prints_what_it_prints_itself(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate([[1, 2], [3]], GREEDY)
+    with pytest.raises(InvalidRequestError, match="no tokenizer"):
+        llm.chat([{"role": "user", "content": "Hello"}])
+    assert capfd.readouterr() == ("", "")
+
+
 def test_options_find_their_config() -> None:
     config = engine_config("m", {"dtype": "float32", "block_size": 32, "max_num_seqs": 3, "enforce_eager": True})
     assert (config.model.model, config.model.dtype) == ("m", "float32")

@@ -21,13 +21,15 @@ def restore():
     """Logging is the process's: a test starts from nothing, and what it sets up is taken back."""
     names = ("", "uvicorn", "uvicorn.error", "uvicorn.access", "httpx")
     before = {name: (logging.getLogger(name).handlers[:], logging.getLogger(name).level) for name in names}
-    config, shown = structlog.get_config(), warnings.showwarning
+    configured, config, shown = structlog.is_configured(), structlog.get_config(), warnings.showwarning
     for name in names:
         logging.getLogger(name).setLevel(logging.NOTSET)
     yield
     logging.captureWarnings(False)
     warnings.showwarning = shown
-    structlog.configure(**config)
+    structlog.reset_defaults()
+    if configured:
+        structlog.configure(**config)
     for name, (handlers, level) in before.items():
         logging.getLogger(name).handlers[:] = handlers
         logging.getLogger(name).setLevel(level)
