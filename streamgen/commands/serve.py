@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from streamgen.commands.version import DISTRIBUTION
 from streamgen.config import EngineConfig, ServerConfig
+from streamgen.errors import EngineDeadError
 from streamgen.server.listen import listen, url
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ wakes up 5.4 ms late (median) with Python's default of 5 ms, and 0.8 ms late wit
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
-    """Serve until a signal. Returns 0 after a drain; raises SetupError, EngineDeadError."""
+    """Serve until a signal. Returns 0 after a drain; raises SetupError, and EngineDeadError whenever the engine failed.
+
+    A thread that hangs in the device is left behind, and the process then ends here.
+    """
     sockets = listen(server.host, server.port)
     address = url(sockets, server.host)
     print(f"streamgen {metadata.version(DISTRIBUTION)} listens on {address} and loads the model.", flush=True)
@@ -36,9 +40,13 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
 
     sys.setswitchinterval(SWITCH_SECONDS)
     configure_logging(server.log_level, secrets=server.api_key)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(sockets, address, engine, server))
-    _leave_thread_behind()
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(sockets, address, engine, server))
+    except EngineDeadError as error:
+        _leave_thread_behind(1, f"streamgen: {error.message}")
+        raise
+    _leave_thread_behind(0)
     return 0
 
 
@@ -49,19 +57,25 @@ async def _serve(sockets: Sequence[socket.socket], address: str, engine: EngineC
     from streamgen.server.loading import load
     from streamgen.server.progress import LoadProgress
 
+    loaded: Loaded | None = None
     metrics = Metrics()
     app = create_app(None, None, server, metrics=metrics)
 
     async def load_with_progress() -> Loaded:
+        nonlocal loaded
         with LoadProgress() as progress:
-            return await load(
+            loaded = await load(
                 engine, progress=progress, metrics=metrics, stream_buffer_bytes=server.stream_buffer_bytes
             )
+        return loaded
 
     def announce(serving: ServingModel) -> None:
         print(banner(address + server.root_path, serving), flush=True)
 
     await Launch(app, sockets, load_with_progress, server, when_ready=announce).run()
+    # A drain has its own end, whatever becomes of the engine meanwhile; whoever started the server must still be told.
+    if loaded is not None and loaded.engine.failure is not None:
+        raise EngineDeadError(f"The engine failed while the server shut down: {loaded.engine.failure}")
 
 
 def banner(address: str, serving: ServingModel) -> str:
@@ -82,9 +96,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _leave_thread_behind() -> None:
+def _leave_thread_behind(status: int, last_words: str = "") -> None:
     """A thread that still loads, or hangs in the device, cannot be stopped, and must not see Python taken down."""
     if any(thread.name == GPU_THREAD for thread in threading.enumerate()):
+        if last_words:
+            print(last_words, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        os._exit(status)

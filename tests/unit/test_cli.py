@@ -280,7 +280,7 @@ def test_serving_lets_the_event_loop_take_over_soon(monkeypatch: pytest.MonkeyPa
             one.close()
 
     monkeypatch.setattr("streamgen.commands.serve._serve", note)
-    monkeypatch.setattr("streamgen.commands.serve._leave_thread_behind", lambda: None)
+    monkeypatch.setattr("streamgen.commands.serve._leave_thread_behind", lambda _status: None)
     monkeypatch.setattr("streamgen.observability.logging.configure_logging", lambda *_, **__: None)
     usual = sys.getswitchinterval()
     try:
