@@ -53,7 +53,8 @@ class Report:
 
 
 def bench(command: Bench) -> int:
-    """Load the model, measure, print one line of JSON; progress goes to standard error."""
+    """Load the model, measure, print one line of JSON; progress goes to standard error. Raises ConfigError."""
+    check(command)
     asyncio.run(_bench(command))
     return 0
 
@@ -71,6 +72,14 @@ async def _bench(command: Bench) -> None:
     finally:
         await loaded.engine.shutdown()
     print(msgspec.json.encode(asdict(report)).decode())
+
+
+def check(command: Bench) -> None:
+    """What can be known before a model is loaded. Raises ConfigError."""
+    if min(command.input_len, command.output_len) < 1:
+        raise ConfigError("--input-len and --output-len must be at least 1.")
+    if min(command.batch_size, command.num_iters, command.num_prompts) < 1:
+        raise ConfigError("--batch-size, --num-iters and --num-prompts must be at least 1.")
 
 
 def with_room(command: Bench) -> EngineConfig:
@@ -94,14 +103,12 @@ async def measure(
     Prompts are random token ids, and no two are alike, so that the prefix cache has nothing to give.
     """
     room = loaded.serving.max_model_len
-    if command.input_len < 1 or command.output_len < 1 or command.input_len + command.output_len > room:
+    if command.input_len + command.output_len > room:
         raise ConfigError(
-            f"--input-len ({command.input_len}) and --output-len ({command.output_len}) must be at least 1 and fit "
-            f"the model's {room} tokens together."
+            f"--input-len ({command.input_len}) and --output-len ({command.output_len}) must fit the model's {room} "
+            "tokens together."
         )
     latency = command.mode == "latency"
-    if min(command.batch_size, command.num_iters, command.num_prompts) < 1:
-        raise ConfigError("--batch-size, --num-iters and --num-prompts must be at least 1.")
     rng = random.Random(command.engine.model.seed)
     size = command.batch_size if latency else command.num_prompts
     rounds = command.num_iters if latency else 1

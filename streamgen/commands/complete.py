@@ -15,11 +15,18 @@ from streamgen.server.kind import Kind
 
 def complete(command: Complete) -> int:
     """Print what follows the prompt, as it comes."""
-    prompt = sys.stdin.read() if command.prompt == "-" else command.prompt
+    prompt = _from_input() if command.prompt == "-" else command.prompt
     if not prompt:
         raise ConfigError("The prompt is empty.")
     asyncio.run(_complete(command, prompt))
     return 0
+
+
+def _from_input() -> str:
+    """The text on standard input, less one last line end: that is the shell's, and a model would go on behind it."""
+    if sys.stdin.isatty():
+        print("Type the text, then Ctrl-D.", file=sys.stderr)
+    return sys.stdin.read().removesuffix("\n").removesuffix("\r")
 
 
 async def _complete(command: Complete, prompt: str) -> None:

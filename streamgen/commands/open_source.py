@@ -22,4 +22,11 @@ async def open_source(url: str | None, api_key: str, engine: EngineConfig) -> So
 
     configure_logging("warning")
     with LoadProgress() as progress:
-        return LocalSource(await load(engine, progress=progress))
+        loaded = await load(engine, progress=progress)
+    if loaded.serving.tokenizer is None:
+        await loaded.engine.shutdown()
+        raise ConfigError(
+            f"The model {loaded.serving.names[0]} has no tokenizer, so that it can neither read nor write text. "
+            "--tokenizer names a folder that has one."
+        )
+    return LocalSource(loaded)

@@ -57,7 +57,7 @@ class Complete:
 
     positionals: ClassVar[tuple[str, ...]] = ("prompt",)
     prompt: str = "-"
-    """The text to go on with."""
+    """The text to go on with. Of what is read from standard input, one last line end does not count."""
     url: str | None = None
     """A running server's address, such as http://127.0.0.1:8000. Default: load the model in this process."""
     api_key: str = ""
