@@ -123,6 +123,20 @@ def test_a_users_script_prints_what_it_prints_itself(llm: LLM, capfd: pytest.Cap
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_default_of_the_models_that_is_not_applied_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.5, "repetition_penalty": 1.1}))
+    options = {"load_format": "dummy", "dtype": "float32", "device": "cpu", "num_gpu_blocks_override": 64}
+    with LLM(str(tmp_path), **options) as llm:
+        llm.generate([[1], [2]])
+        assert llm.default_params().temperature == 0.5
+    (record,) = [record for record in caplog.records if "repetition_penalty" in record.getMessage()]
+    assert record.levelname == "WARNING"
+    assert record.getMessage().endswith("generation_config.json: repetition_penalty=1.1 is not applied")
+
+
 def test_options_find_their_config() -> None:
     config = engine_config("m", {"dtype": "float32", "block_size": 32, "max_num_seqs": 3, "enforce_eager": True})
     assert (config.model.model, config.model.dtype) == ("m", "float32")
