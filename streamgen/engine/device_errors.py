@@ -20,6 +20,7 @@ _SURVIVED = re.compile(
     out\ of\ memory | alloc_failed | not_initialized   # memory: cuBLAS says "not initialized" when its own runs short
     | invalid\ (argument|value|configuration) | out\ of\ resources | too\ many\ resources   # a launch was refused
     | invalid\ device\ function | no\ kernel\ image | not_supported | invalid_value
+    | during\ capture | is\ capturing   # of a graph, which is thrown away
     """
 )
 _MOST_CAUSES = 8

@@ -19,6 +19,8 @@ SURVIVED = [
     torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
     torch.AcceleratorError("CUDA error: out of memory", 2),
     torch.AcceleratorError("CUDA error: invalid configuration argument", 9),
+    torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture\nSearch for", 901),
+    torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing\nSearch for", 900),
     RuntimeError("Triton Error [CUDA]: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("CUDA error: no kernel image is available for execution on the device"),
