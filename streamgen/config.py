@@ -107,7 +107,8 @@ class ServerConfig:
     api_key: tuple[str, ...] = ()
     """Keys, one of which a client must send; none for open access."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins of other sites whose pages may use the API; "*" for all. The server's own page always may."""
+    """Origins of other sites whose pages may use the API; "*" for all. The server's own page always may.
+    Where only this machine is listened to, Host must be its own or one of theirs."""
     root_path: str = ""
     """Path prefix under which a proxy mounts the server."""
     public_metrics: bool = False

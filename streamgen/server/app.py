@@ -3,7 +3,7 @@
     Exchanges          id, path, count, log line
       CORS             only if other sites' pages are let in
         ErrorResponses whatever is raised, as OpenAI's JSON
-          Gate         key and origin
+          Gate         host, origin and key
             Router     the routes
 
 All of it is pure ASGI: Starlette's BaseHTTPMiddleware would hide from a stream that its client has left.
@@ -40,7 +40,7 @@ from streamgen.server.state import ServerMetrics, ServerState
 from streamgen.server.static_files import Assets, page, static_folder
 from streamgen.server.stats import StatsEndpoint
 from streamgen.server.tokenization import TokenizationEndpoints
-from streamgen.server.websocket import WebSocketEndpoint
+from streamgen.server.websocket import WebSocketEndpoint, upgrade_required
 from streamgen.server.ws_refusal import refuse_socket
 
 
@@ -135,6 +135,7 @@ def create_app(
         Route("/metrics", health.metrics),
         Route("/stats", StatsEndpoint(state).stats),
         WebSocketRoute("/v1/ws", sockets, name="websocket"),
+        Route("/v1/ws", upgrade_required),
         *extra_routes,
         *_page_routes(),
     ]

@@ -1,4 +1,6 @@
-"""Who may use the API: keys, and the origins of pages. Pure; HTTP and WebSocket share it."""
+"""Who may use the API: keys, the origins of pages, and the names by which the server is asked for. Pure; HTTP and
+WebSocket share it.
+"""
 
 from __future__ import annotations
 
@@ -95,13 +97,23 @@ class OriginPolicy:
 
     `loopback` says that the server listens to this machine only. Its only protection may be that nobody else reaches
     it, and a page from elsewhere that lets its own name resolve to 127.0.0.1 (DNS rebinding) would seem to be of the
-    same origin; so there the name must be one of this machine's.
+    same origin; so there the name must be one of this machine's, or of an origin that is allowed.
     """
 
     def __init__(self, allowed: Sequence[str], *, loopback: bool) -> None:
         self._any = "*" in allowed
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
+        self._hosts = frozenset(_host_name(origin.partition("://")[2]) for origin in self._allowed) - {""}
         self._loopback = loopback
+
+    def knows_host(self, headers: Headers) -> bool:
+        """Whether the server may be asked for by the name in Host. A browser always sends one, and sends no Origin
+        with a GET to what it takes for the page's own server, which leaves the name alone to tell rebinding by.
+        """
+        if not self._loopback or self._any:
+            return True
+        names = [_host_name(value.decode("latin-1").lower()) for name, value in headers if name == b"host"]
+        return all(is_loopback(name) or name in self._hosts for name in names)
 
     def allows(self, headers: Headers) -> bool:
         fields = {name: value.decode("latin-1") for name, value in headers}
@@ -126,6 +138,23 @@ def check_origin(headers: Headers, origins: OriginPolicy) -> None:
         raise PermissionDeniedError(
             "Pages of this origin may not use this server; its operator can let them with --allowed-origins."
         )
+
+
+def check_host(headers: Headers, origins: OriginPolicy) -> None:
+    """Raises PermissionDeniedError."""
+    if not origins.knows_host(headers):
+        raise PermissionDeniedError(
+            "This server is its own machine's only, and the request's Host is none of that machine's names; if it is "
+            "a proxy's, the server's operator can let it with --allowed-origins."
+        )
+
+
+def _host_name(authority: str) -> str:
+    """The name in `name:port`, without the dot that may end it; "" if it is none."""
+    try:
+        return (urlsplit(f"//{authority}").hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:

@@ -1,11 +1,11 @@
-"""The middleware through which every request comes before it reaches a route: key and origin, deny by default."""
+"""The middleware through which every request comes before it reaches a route: host, origin and key, deny by default."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from streamgen.errors import RequestError
-from streamgen.server.auth import check_key, check_origin, is_public
+from streamgen.server.auth import check_host, check_key, check_origin, is_public
 from streamgen.server.exchange import of
 from streamgen.server.state import ServerState
 from streamgen.server.ws_refusal import refuse_socket
@@ -38,6 +38,8 @@ class Gate:
 
     def _check(self, scope: Scope, *, changes: bool, method: str) -> None:
         state = self._state
+        # For public paths too: what a page must not read of this machine's server includes that there is one.
+        check_host(scope["headers"], state.origins)
         if changes:
             check_origin(scope["headers"], state.origins)
         if is_public(method, scope["path"], public_metrics=state.config.public_metrics):

@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from streamgen.errors import DrainingError, StreamgenError
+from streamgen.errors import DrainingError, RequestError, StreamgenError
 from streamgen.server.auth import check_key, offered_subprotocols
 from streamgen.server.exchange import of
 from streamgen.server.generate import start_chunks
@@ -27,6 +29,21 @@ LAST_WORDS = 1.0
 """Seconds for the error and close frames of sockets that are cut off."""
 
 access_log = structlog.get_logger("streamgen.access")
+
+
+class UpgradeRequiredError(RequestError):
+    """Plain HTTP, where a WebSocket's handshake is expected (RFC 9110, section 15.5.22)."""
+
+    status = 426
+    code = "upgrade_required"
+
+    def headers(self) -> dict[str, str]:
+        return {"Upgrade": "websocket", "Connection": "Upgrade"}
+
+
+async def upgrade_required(_request: Request) -> Response:
+    """The answer to a GET that asks for no upgrade."""
+    raise UpgradeRequiredError("This is a WebSocket: ask for it with an upgrade.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -148,7 +148,9 @@ async def test_a_request_that_has_not_come_whole_by_the_end_is_told_why(caplog: 
         await run.ready()
         reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
         # Without the answer to Expect, nobody knows that the server waits for the body.
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        )
         await reader.readuntil(b"\r\n\r\n")
         run.launch.stop()
         answer = await reader.read()

@@ -9,7 +9,7 @@ import structlog
 
 from streamgen.config import ServerConfig
 from streamgen.errors import AuthenticationError, ConfigError, PermissionDeniedError
-from streamgen.server.auth import KeyRing, OriginPolicy, check_key, check_origin, presented_key
+from streamgen.server.auth import KeyRing, OriginPolicy, check_host, check_key, check_origin, presented_key
 from tests.server.fake_engine import FakeEngine
 from tests.server.world import app_on, chat_body, error_of, in_process, listening
 
@@ -80,7 +80,7 @@ async def test_F2_no_spelling_of_a_path_gets_around_the_key(root_path):
             for prefix in {"", root_path}:
                 assert await status_of(base, prefix + path) == 401
                 with_key = await status_of(base, prefix + path, f"Authorization: Bearer {KEY}\r\n")
-                assert with_key in {200, 404}, (path, with_key)
+                assert with_key in {200, 404, 426}, (path, with_key)
 
 
 async def test_F2_below_the_public_folder_is_nothing_but_files():
@@ -94,11 +94,10 @@ async def test_F2_below_the_public_folder_is_nothing_but_files():
             assert await status_of(base, path) == 404
 
 
-async def status_of(base, path, headers=""):
-    host, port = base.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+async def status_of(base, path, headers="", host="localhost"):
+    reader, writer = await asyncio.open_connection(*base.removeprefix("http://").split(":"))
     writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Connection: close\r\n\r\n".encode())
-    answer = await reader.read()
+    answer = await reader.readuntil(b"\r\n")
     writer.close()
     return int(answer.split(b" ", 2)[1])
 
@@ -235,6 +234,78 @@ def test_which_pages_may_use_the_server(loopback, allowed, fields, right):
     else:
         with pytest.raises(PermissionDeniedError):
             check_origin(headers(**fields), policy)
+
+
+@pytest.mark.parametrize(
+    "host, allowed, right",
+    [
+        ("localhost", (), True),
+        ("LocalHost:8000", (), True),
+        ("localhost.", (), True),
+        ("chat.localhost:1", (), True),
+        ("127.0.0.1:8000", (), True),
+        ("127.8.9.10", (), True),
+        ("[::1]", (), True),
+        ("[::1]:8000", (), True),
+        ("rebound.example", (), False),
+        ("rebound.example:8000", (), False),
+        ("127.0.0.1.rebound.example", (), False),
+        ("localhost.rebound.example", (), False),
+        ("notlocalhost", (), False),
+        ("localhost@rebound.example", (), False),
+        ("10.0.0.1", (), False),
+        ("0.0.0.0", (), False),
+        ("2130706433", (), False),
+        ("[::1", (), False),
+        ("", (), False),
+        ("\xff", (), False),
+        ("proxy.example", ("https://proxy.example",), True),
+        ("PROXY.example:8443", ("https://proxy.example",), True),
+        ("other.example", ("https://proxy.example",), False),
+        ("", ("null",), False),
+        ("any.example", ("*",), True),
+    ],
+)
+def test_by_which_names_a_server_of_one_machine_may_be_asked_for(host, allowed, right):
+    fields = [(b"host", host.encode("latin-1"))]
+    check_host(fields, OriginPolicy(allowed, loopback=False))
+    policy = OriginPolicy(allowed, loopback=True)
+    check_host([], policy)
+    if right:
+        check_host(fields, policy)
+        check_host(fields * 2, policy)
+    else:
+        for some in (fields, [(b"host", b"localhost"), *fields], [*fields, (b"host", b"localhost")]):
+            with pytest.raises(PermissionDeniedError):
+                check_host(some, policy)
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+async def test_a_page_whose_name_is_rebound_to_this_machine_reads_nothing(keys):
+    """It sends no Origin with a GET, and a browser takes its WebSocket for one of the same site."""
+    rebound = {"Host": "rebound.example:8000"}
+    engine = FakeEngine()
+    app = app_on(engine, ServerConfig(api_key=keys))
+    async with in_process(app) as client:
+        for method in ("GET", "POST", "HEAD", "OPTIONS"):
+            for path in (*all_paths(app), "/static/chat.js", "/nothing"):
+                response = await client.request(method, path, headers={**rebound, **WITH_KEY})
+                assert response.status_code == 403, (method, path)
+                if method != "HEAD":
+                    assert error_of(response)["code"] == "permission_denied"
+    async with listening(app) as base:
+        asks = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        asks += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: streamgen.v1\r\n"
+        authorization = f"Authorization: Bearer {KEY}\r\n"
+        assert await status_of(base, "/v1/ws", asks + authorization, host="rebound.example") == 403
+        assert await status_of(base, "/v1/models", authorization, host="rebound.example") == 403
+        assert await status_of(base, "/v1/models", authorization) == 200
+    assert engine.streams == []
+
+
+async def test_a_server_of_many_machines_is_asked_for_by_any_name():
+    async with in_process(app_on(FakeEngine(), ServerConfig(host="0.0.0.0"))) as client:
+        assert (await client.get("/health", headers={"Host": "box.example"})).status_code == 200
 
 
 async def test_another_sites_page_reaches_no_engine(client, engine):

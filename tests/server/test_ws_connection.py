@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.server.test_http_protocol import connect, refusal
+from tests.server.test_http_protocol import answer, connect, refusal
 from tests.server.world import app_on, listening
 
 FIELDS = {
@@ -113,4 +113,18 @@ async def test_a_message_in_many_fragments_is_one_message(engine):
             writer.write(frame(PING, b"?") + frame(CONTINUED, b""))
             assert await received(reader) == (10, b"?")
             assert await received(reader) == (TEXT, b'{"type":"pong"}')
+        writer.close()
+
+
+@pytest.mark.parametrize("fields", ["", "Upgrade: websocket\r\n", "Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_a_plain_get_is_told_to_upgrade(engine, fields):
+    async with listening(app_on(engine)) as base:
+        reader, writer = await connect(base)
+        writer.write(f"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
+        status, answered, body = await answer(reader)
+        assert (status, answered["upgrade"], answered["connection"]) == (426, "websocket", "Upgrade")
+        error = json.loads(body)["error"]
+        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "upgrade_required", None)
+        writer.write(b"POST /v1/ws HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+        assert (await answer(reader))[0] == 405
         writer.close()
