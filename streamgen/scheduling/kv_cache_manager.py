@@ -53,7 +53,7 @@ class KVCacheManager:
         """
         most = (request.num_known_tokens - 1) // self.block_size
         shared = self._leader_blocks(request)[:most]
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or len(shared) == most:
             return shared
         found: list[int] = []
         for index in range(most):
@@ -138,8 +138,15 @@ class KVCacheManager:
         return request.known_tokens(start, start + self.block_size)
 
     def _hash_at(self, request: Request, index: int) -> bytes:
-        """Hash of a request's block, computed once; a long prompt is hashed only as far as it is looked up."""
+        """Hash of a request's block, computed once; a long prompt is hashed only as far as it is looked up.
+
+        Siblings have one prompt and one salt, so that the one which computed the prompt has hashed it for all.
+        """
         hashes = request.block_hashes
+        leader = request.leader
+        if leader is not None:
+            most = min(index + 1, request.num_prompt_tokens // self.block_size)
+            hashes.extend(leader.block_hashes[len(hashes) : most])
         while len(hashes) <= index:
             parent = hashes[-1] if hashes else self._root
             hashes.append(hash_block(parent, self._tokens_at(request, len(hashes)), request.cache_salt))

@@ -15,6 +15,7 @@ from streamgen.errors import (
 )
 from streamgen.observability.metrics import Metrics
 from streamgen.runtime.fake import scripted
+from streamgen.scheduling import kv_cache_manager
 from streamgen.types import FinishReason, SamplingParams, StepResult
 from tests.engine.world import EOS, GREEDY, TOKENIZER, collect, joined, running
 
@@ -84,6 +85,27 @@ async def test_siblings_have_one_prompt_among_them() -> None:
         assert plan.admitted[0].token_ids is stream.prompt_token_ids
         stream.abort()
         engine.scheduler.update(StepResult(plan.step, (1,), (11,)))
+
+
+async def test_siblings_hash_their_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+    hash_block = kv_cache_manager.hash_block
+
+    def counting(*arguments: object) -> bytes:
+        hashed.append(1)
+        return hash_block(*arguments)
+
+    monkeypatch.setattr(kv_cache_manager, "hash_block", counting)
+    prompt, siblings = [*range(1, 66)], 4
+    async with running(scripted(range(20, 40)), num_blocks=128) as engine:
+        stream = engine.add(prompt, SamplingParams(max_tokens=8, n=siblings))
+        deltas = await collect(stream)
+        # Sixteen blocks of the prompt for all, and two of the output for each of them.
+        assert len(hashed) == 16 + siblings * 2
+        assert all(joined(deltas, index) == list(range(20, 28)) for index in range(siblings))
+        again = engine.add(prompt, SamplingParams(max_tokens=1))
+        await collect(again)
+        assert again.usage.cached_tokens == 64
 
 
 async def test_cached_tokens_are_counted() -> None:
