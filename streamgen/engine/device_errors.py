@@ -23,6 +23,7 @@ _SURVIVED = re.compile(
     | during\ capture | is\ capturing   # of a graph, which is thrown away
     """
 )
+_OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
 _MOST_CAUSES = 8
 
 
@@ -33,6 +34,16 @@ def device_is_lost(error: BaseException) -> bool:
     ran out, fails one step and nothing else.
     """
     return any(map(_says_lost, _chain(error)))
+
+
+def memory_ran_out(error: BaseException) -> bool:
+    """Whether an exception, or one behind it, says that the device or the host has not enough memory."""
+    return any(
+        isinstance(cause, MemoryError)
+        or type(cause).__name__ in _SURVIVED_TYPES
+        or (isinstance(cause, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(cause))))
+        for cause in _chain(error)
+    )
 
 
 def described(error: BaseException) -> str:

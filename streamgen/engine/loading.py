@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from streamgen.config import EngineConfig
 from streamgen.engine.admission import Limits
 from streamgen.engine.async_engine import AsyncEngine
+from streamgen.engine.device_errors import described, memory_ran_out
 from streamgen.engine.gpu_thread import GpuThread
+from streamgen.errors import ModelLoadError
 
 if TYPE_CHECKING:
     from streamgen.loader.checkpoint import Checkpoint
@@ -36,8 +38,13 @@ async def load_engine(
     thread = GpuThread(asyncio.get_running_loop(), depth=config.steps_in_flight)
     try:
         checkpoint, runner = await thread.call(lambda: _build(config, progress or _silent))
-    except BaseException:
+    except BaseException as error:
         thread.close(timeout=0)
+        if memory_ran_out(error):
+            raise ModelLoadError(
+                f"The model and its KV cache do not fit the memory that is free: {described(error)}. "
+                "--max-model-len, --gpu-memory-utilization and --kv-cache-memory-bytes say how much the cache takes."
+            ) from error
         raise
     engine = AsyncEngine(
         runner,

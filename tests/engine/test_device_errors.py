@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from streamgen.config import EngineConfig
+from streamgen.engine import loading
 from streamgen.engine.device_errors import described, device_is_lost
+from streamgen.errors import ModelLoadError
 
 LOST = [
     torch.AcceleratorError("CUDA error: device-side assert triggered\nCUDA kernel errors might", 710),
@@ -53,3 +56,31 @@ def test_what_an_error_was_raised_from_counts_too() -> None:
 
 def test_an_error_without_a_message_has_a_name() -> None:
     assert described(RuntimeError()) == "RuntimeError"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+)
+async def test_a_model_that_does_not_fit_memory_is_a_setup_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(loading, "_build", build)
+    with pytest.raises(ModelLoadError, match="do not fit the memory"):
+        await loading.load_engine(EngineConfig())
+
+
+async def test_other_errors_in_loading_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr(loading, "_build", build)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await loading.load_engine(EngineConfig())
