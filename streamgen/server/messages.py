@@ -15,6 +15,9 @@ TEMPLATE_KWARGS = frozenset(
 )
 """Template variables that a client may set. All others are refused: some would reach into how a template is run."""
 MAX_KWARG_CHARS = 256
+MAX_MESSAGES = 4096
+MAX_CONTENT_PARTS = 16384
+"""Of all messages together. A template loops over them in Python."""
 
 
 def encode_chat(messages: Sequence[Message], fields: TemplateFields, serving: ServingModel) -> TokenIds:
@@ -31,6 +34,7 @@ def encode_chat(messages: Sequence[Message], fields: TemplateFields, serving: Se
     serving.need_tokenizer("messages")
     if not messages:
         raise InvalidRequestError("messages must not be empty.", "messages")
+    _check_number(messages)
     kwargs = _template_kwargs(fields)
     continued = bool(fields.continue_final_message)
     generation_prompt = fields.add_generation_prompt
@@ -52,6 +56,18 @@ def encode_chat(messages: Sequence[Message], fields: TemplateFields, serving: Se
     if not ids:
         raise InvalidRequestError("The chat template makes an empty prompt of these messages.", "messages")
     return tuple(ids)
+
+
+def _check_number(messages: Sequence[Message]) -> None:
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError(
+            f"messages holds {len(messages)} messages; at most {MAX_MESSAGES} are taken.", "messages"
+        )
+    parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if parts > MAX_CONTENT_PARTS:
+        raise InvalidRequestError(
+            f"messages holds {parts} content parts; at most {MAX_CONTENT_PARTS} are taken.", "messages"
+        )
 
 
 def _plain(message: Message, i: int) -> dict[str, Any]:

@@ -387,19 +387,37 @@ async def test_B8_bodies_that_are_no_request(client, engine, path, raw):
         b'{"prompt": "a", "tools": [' + b",".join([b"{}"] * 300_000) + b"]}",
         b'{"prompt": "\\\\", "unknown": ["\\"", ' + b",".join([b'{"a":"]"}'] * 300_000) + b"]}",
         b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d":1' % i for i in range(300_000)) + b"}}",
+        b'{"prompt": [' + b",".join([b'""'] * 300_000) + b"]}",
+        b'{"prompt": [' + b",".join([b'":\\"["'] * 300_000) + b"]}",
+        b'{"prompt": [' + b",".join([b"1"] * (2**21 + 2)) + b"]}",
+        b'{"prompt": "\\\\", "unknown": [' + b",".join([b"null"] * (2**21 + 2)) + b"]}",
     ],
-    ids=["lists", "objects", "unknown", "fields"],
+    ids=["lists", "objects", "unknown", "fields", "strings", "strings with marks", "integers", "unknown items"],
 )
 async def test_B8_a_body_of_nothing_but_parts_is_refused_before_it_is_decoded(client, engine, raw):
     """Decoding makes an object of each in one go, during which no other stream gets a token."""
     error = await refused(client, engine, COMPLETIONS, raw)
-    assert "262144 lists, objects and fields" in error["message"]
+    assert "262144 lists, objects, fields and strings" in error["message"]
 
 
 async def test_B8_brackets_in_a_text_are_text(client, engine):
-    text = '\\"[{:' * 200_000
-    raw = json.dumps({"prompt": text}).encode()
-    assert (await refused(client, engine, COMPLETIONS, raw, param="prompt"))["code"] == "context_length_exceeded"
+    for text in ('\\"[{:' * 200_000, '"' * 600_000, "\\" * 600_001, "," * (2**21 + 2)):
+        raw = json.dumps({"prompt": text}).encode()
+        assert (await refused(client, engine, COMPLETIONS, raw, param="prompt"))["code"] == "context_length_exceeded"
+
+
+async def test_C7_a_chat_has_so_many_messages_and_content_parts_and_no_more(engine):
+    messages = [{"role": role, "content": "Hi"} for role in ("user", "assistant")] * 2049
+    parts = [{"type": "text", "text": "a"}] * 10_000
+    engine.max_model_len = 10**6
+    async with in_process(app_on(engine)) as client:
+        for path in (CHAT, "/tokenize"):
+            error = await refused(client, engine, path, chat_body(messages=messages), param="messages")
+            assert error["message"] == "messages holds 4098 messages; at most 4096 are taken."
+            body = chat_body(messages=[{"role": role, "content": parts} for role in ("user", "assistant")])
+            error = await refused(client, engine, path, body, param="messages")
+            assert error["message"] == "messages holds 20000 content parts; at most 16384 are taken."
+        await taken(client, CHAT, chat_body(messages=messages[:4096]))
 
 
 @pytest.mark.parametrize(
