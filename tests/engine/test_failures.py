@@ -133,7 +133,7 @@ async def test_C6_a_lost_device_ends_every_stream_and_the_engine(
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
-async def test_C11_memory_that_runs_out_fails_one_step_and_not_the_engine(error: Exception) -> None:
+async def test_memory_that_runs_out_fails_one_step_and_not_the_engine(error: Exception) -> None:
     async with running(scripted([], then=9), before_step=raising(error)) as engine:
         with pytest.raises(StepError):
             await collect(engine.add([1], GREEDY))

@@ -23,8 +23,6 @@ from streamgen.types import StepPlan
 from tests.engine.world import TOKENIZER, running
 from tests.server.world import serving_model
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGTERM"), reason="drains by SIGTERM")
-
 
 class World:
     """A served engine whose step 2 waits until the test lets it go on, or raise."""

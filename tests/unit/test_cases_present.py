@@ -11,7 +11,7 @@ TESTS = Path(__file__).parents[1]
 CASES = """
     A1 A2 A4 A5 A6 A8 A9 A12 A13
     B1 B2 B3 B4 B6 B7 B8 B11
-    C1 C3 C4
+    C1 C3 C4 C6 C9
     D1 D3 D5
     E1 E3
     F2 F3 F5 F6 F8 F9 F10 F14 F17
