@@ -25,7 +25,7 @@ GREEDY = RowSampling(0.0, 0, 1.0, 0.0, 0, 0, 0, ())
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=None)
+    parser.add_argument("--model", default="")
     parser.add_argument("files", nargs="*", type=Path, default=[Path(__file__).parent.parent / "README.md"])
     arguments = parser.parse_args()
     checkpoint = open_checkpoint(ModelConfig(model=arguments.model))
@@ -45,7 +45,7 @@ def main() -> None:
     )
 
 
-def _predictions(model: str | None, dtype: str, pieces: list[list[int]]) -> torch.Tensor:
+def _predictions(model: str, dtype: str, pieces: list[list[int]]) -> torch.Tensor:
     """Logits [tokens, V] of every token of the pieces."""
     config = ModelConfig(model=model, dtype=dtype)
     checkpoint = open_checkpoint(config)

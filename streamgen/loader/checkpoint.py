@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from streamgen.config import ModelConfig
 from streamgen.errors import ConfigError
 from streamgen.loader.chat_templates import chat_template_from_flag
+from streamgen.loader import default_model
 from streamgen.loader.generation import GenerationConfig, resolve_generation
 from streamgen.loader.gguf_config import read_gguf_config, read_gguf_sampling
 from streamgen.loader.gguf_file import GGUFFile
@@ -118,7 +119,8 @@ def _open_gguf(path: Path, name: str, config: ModelConfig, *, dummy: bool) -> Ch
     weights = None if dummy else GGUFWeights(file, decoder)
     if weights is None:
         file.close()
-    generation = GenerationConfig(ends, decoder.bos_token_id, read_gguf_sampling(file))
+    sampling = read_gguf_sampling(file) if config.model else default_model.SAMPLING
+    generation = GenerationConfig(ends, decoder.bos_token_id, sampling)
     tokenizer = own if config.tokenizer is None else load_tokenizer(locate_tokenizer(config.tokenizer))
     return _checkpoint(name, decoder, generation, tokenizer, weights, config)
 

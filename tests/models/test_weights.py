@@ -122,7 +122,9 @@ def test_the_rotated_model_is_the_same_model(config, case, norms_last):
     ordered = sorted(tensors.items(), key=lambda item: ("norm" in item[0]) == norms_last)
     plain, rotated = build(shape), build(rotated_config(shape))
     load_weights(plain, Tensors(ordered))
-    turned_weights = dict(RotatedWeights(Tensors(ordered), shape).tensors())
+    source = RotatedWeights(Tensors(ordered), shape)
+    turned_weights = dict(source.tensors())
+    assert len(turned_weights) == source.num_tensors
     folded = {
         name for name in rotated.weight_slots() if name.endswith("layernorm.weight") or name == "model.norm.weight"
     }

@@ -148,6 +148,7 @@ def test_what_is_known_of_smollm2(checkpoint):
     assert (decoder.num_layers, decoder.hidden_size, decoder.intermediate_size) == (30, 576, 1536)
     assert (decoder.num_heads, decoder.num_kv_heads, decoder.head_dim) == (9, 3, 64)
     assert (decoder.vocab_size, decoder.max_position_embeddings) == (49152, 8192)
+    assert (checkpoint.generation.temperature, checkpoint.generation.top_p) == (0.2, 0.9)
     assert (decoder.rope.theta, decoder.rms_norm_eps) == (100_000.0, 1e-5)
     assert decoder.tie_word_embeddings
     assert (decoder.bos_token_id, decoder.eos_token_ids[0]) == (1, 2)
