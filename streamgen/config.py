@@ -113,7 +113,7 @@ class ServerConfig:
     """Path prefix under which a proxy mounts the server."""
     public_metrics: bool = False
     """Let /metrics be read without a key."""
-    max_body_bytes: int = 32 * 2**20
+    max_body_bytes: int = 8 * 2**20
     """Longest request body, and longest WebSocket message."""
     stream_buffer_bytes: int = 2**20
     """Bytes a stream may hold for a reader that lags before its request is aborted."""

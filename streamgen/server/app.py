@@ -41,6 +41,7 @@ from streamgen.server.static_files import Assets, page, static_folder
 from streamgen.server.stats import StatsEndpoint
 from streamgen.server.tokenization import TokenizationEndpoints
 from streamgen.server.websocket import WebSocketEndpoint, upgrade_required
+from streamgen.server.ws_connection import HELD
 from streamgen.server.ws_refusal import refuse_socket
 
 
@@ -67,6 +68,7 @@ class App:
         that waiting for those is the HTTP server's part.
         """
         self.server.draining = True
+        self.server.bodies.drain()
         self.server.streams.clear()
         await self.sockets.drain(timeout)
 
@@ -90,8 +92,8 @@ class App:
         )
 
     @contextlib.asynccontextmanager
-    async def _lifespan(self, _app: Any) -> AsyncIterator[None]:
-        yield
+    async def _lifespan(self, _app: Any) -> AsyncIterator[dict[str, Any]]:
+        yield {HELD: self.server.held}
         await self.server.streams.close()
         self.server.workers.close()
 

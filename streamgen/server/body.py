@@ -1,13 +1,16 @@
-"""Reads a request's body: counted before it is kept, and not for ever."""
+"""Reads requests' bodies: counted before they are kept, not for ever, and no longer once the server drains."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 from starlette.types import Receive, Scope
 
-from streamgen.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
+from streamgen.errors import DrainingError, InvalidRequestError, RequestTimeoutError, RequestTooLargeError
 from streamgen.server.exchange import of
+from streamgen.server.held_bytes import HeldBytes, Hold
 
 BODY_TIMEOUT = 60.0
 """Seconds that a client gets to send its body."""
@@ -17,20 +20,51 @@ class ClientGoneError(Exception):
     """The client left before its request was whole, so that there is nobody to answer."""
 
 
-async def read_body(scope: Scope, receive: Receive, *, limit: int, seconds: float | None = None) -> bytes:
-    """Raises RequestTooLargeError past `limit` bytes, RequestTimeoutError after `seconds`, ClientGoneError."""
-    seconds = BODY_TIMEOUT if seconds is None else seconds
-    _check_declared(scope, limit)
-    try:
-        async with asyncio.timeout(seconds):
-            body = await _read(receive, limit)
-    except TimeoutError:
-        raise RequestTimeoutError(f"The request body did not arrive within {seconds:g} seconds.") from None
-    of(scope).request_bytes = len(body)
-    return body
+class Bodies:
+    """Owned by the event loop; one for each app. `limit` is for one body, `held` for all of them together."""
+
+    def __init__(self, *, limit: int, held: HeldBytes) -> None:
+        self._limit = limit
+        self._held = held
+        self._reading: set[asyncio.Timeout] = set()
+        self._draining = False
+
+    @contextlib.asynccontextmanager
+    async def received(self, scope: Scope, receive: Receive) -> AsyncIterator[bytes]:
+        """The whole body; it counts as held until the context is left.
+
+        Raises RequestTooLargeError, QueueFullError, RequestTimeoutError, DrainingError, ClientGoneError.
+        """
+        _check_declared(scope, self._limit)
+        with self._held.open() as hold:
+            body = await self._read(receive, hold)
+            of(scope).request_bytes = len(body)
+            yield body
+
+    def drain(self) -> None:
+        """Refuse what has not come whole: a client that sends no more would hold up the end of the server."""
+        self._draining = True
+        now = asyncio.get_running_loop().time()
+        for timeout in self._reading:
+            if not timeout.expired():
+                timeout.reschedule(now)
+
+    async def _read(self, receive: Receive, hold: Hold) -> bytes:
+        seconds = 0.0 if self._draining else BODY_TIMEOUT
+        timeout = asyncio.timeout(seconds)
+        self._reading.add(timeout)
+        try:
+            async with timeout:
+                return await _read(receive, self._limit, hold)
+        except TimeoutError:
+            if self._draining:
+                raise DrainingError("The server is shutting down.") from None
+            raise RequestTimeoutError(f"The request body did not arrive within {seconds:g} seconds.") from None
+        finally:
+            self._reading.discard(timeout)
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
+async def _read(receive: Receive, limit: int, hold: Hold) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -41,6 +75,7 @@ async def _read(receive: Receive, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        hold.resize(size)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

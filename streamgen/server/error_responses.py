@@ -15,6 +15,7 @@ from streamgen.errors import (
     MethodNotAllowedError,
     NotFoundError,
     RequestError,
+    RequestTimeoutError,
     RequestTooLargeError,
     StreamgenError,
 )
@@ -27,8 +28,8 @@ log = structlog.get_logger(__name__)
 
 def error_response(error: StreamgenError) -> Response:
     headers = error.headers()
-    if isinstance(error, RequestTooLargeError):
-        # The rest of the body will not be read.
+    if isinstance(error, (RequestTooLargeError, RequestTimeoutError, DrainingError)):
+        # The rest of the body will not be read, or no more requests.
         headers["Connection"] = "close"
     return Response(dump_json(error.body()), error.status, headers, "application/json")
 

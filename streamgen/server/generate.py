@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from streamgen.engine.client import EngineClient
 from streamgen.server.answer import answer_json, collect_unless_gone
-from streamgen.server.body import read_body
 from streamgen.server.chunks import ChunkRenderer, dump_json
 from streamgen.server.exchange import Exchange, of
 from streamgen.server.generation import Generation, start
@@ -29,9 +29,7 @@ class GenerateEndpoint:
         state = self._state
         # Before the body is read: a server that takes no requests should say so at once.
         state.backend()
-        body = await read_body(scope, receive, limit=state.config.max_body_bytes)
-        engine, serving = state.backend()
-        prepared = await state.workers.run(len(body), prepare, self._kind, body, serving)
+        engine, prepared = await self._prepared(scope, receive)
         exchange = of(scope)
         answer_id, created = self._kind.id_prefix + state.new_id(), int(state.clock())
         streams = start(engine, prepared, tenant=exchange.tenant, correlation_id=exchange.request_id)
@@ -57,6 +55,13 @@ class GenerateEndpoint:
         finally:
             _note(exchange, generation)
         await Response(dump_json(answer), media_type="application/json")(scope, receive, send)
+
+    async def _prepared(self, scope: Scope, receive: Receive) -> tuple[EngineClient, Prepared]:
+        """Apart from the rest, so that nothing has a hold on the body while the answer is made."""
+        state = self._state
+        async with state.bodies.received(scope, receive) as body:
+            engine, serving = state.backend()
+            return engine, await state.workers.run(len(body), prepare, self._kind, body, serving)
 
     async def _send_kept(
         self, prepared: Prepared, generation: Generation, stream_id: str, scope: Scope, receive: Receive, send: Send
@@ -84,7 +89,9 @@ async def start_chunks(
     Raises StreamgenError if the request is refused. `stream` in the body does not matter.
     """
     engine, serving = state.backend()
-    prepared = await state.workers.run(len(body), prepare, kind, body, serving, always_streams=True)
+    with state.held.open() as hold:
+        hold.resize(len(body))
+        prepared = await state.workers.run(len(body), prepare, kind, body, serving, always_streams=True)
     streams = start(engine, prepared, tenant=tenant, correlation_id=correlation_id)
     renderer = ChunkRenderer(prepared, answer_id=kind.id_prefix + state.new_id(), created=int(state.clock()))
     return prepared, Generation(streams, renderer)

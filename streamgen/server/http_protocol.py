@@ -14,13 +14,15 @@ What it does otherwise than its base:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httptools
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from streamgen.errors import HeadTooLargeError, InvalidRequestError, RequestTimeoutError, StreamgenError
+from streamgen.errors import DrainingError, HeadTooLargeError, InvalidRequestError, RequestTimeoutError, StreamgenError
 from streamgen.server.chunks import dump_json
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -29,7 +31,8 @@ read with the end of the head does not count."""
 HEAD_SECONDS = 60.0
 """Time for a head, from its first byte or from the beginning of the connection."""
 MAX_PIPELINED = 16
-"""Requests that may wait behind the one that is answered, before reading stops."""
+MAX_PIPELINED_BYTES = 64 * 1024
+"""Requests, and bytes of their bodies, that may wait behind the one that is answered, before reading stops."""
 _ASKING = frozenset({b"upgrade", b"http2-settings"})
 
 
@@ -51,6 +54,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._has_room)
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -83,6 +87,12 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._in_head and self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)
 
+    def drain(self) -> None:
+        """The server shuts down: close, if the next request has not come as far as the end of its head."""
+        idle = self._answered is None or self._answered.response_complete
+        if idle and (self._in_head or self._barren):
+            self._refuse(DrainingError("The server is shutting down."))
+
     def on_message_begin(self) -> None:
         self._in_head = True
         super().on_message_begin()
@@ -108,6 +118,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._progress = True
         super().on_body(body)
+        if not self._has_room():
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._progress = True
@@ -135,6 +147,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self.data_received(b"".join(head) + rest)
 
+    def _has_room(self) -> bool:
+        return not self.pipeline or sum(len(cycle.body) for cycle, _ in self.pipeline) <= MAX_PIPELINED_BYTES
+
     def _refuse(self, error: StreamgenError) -> None:
         """Say what is wrong, unless an answer is being sent already, and close."""
         if self.transport.is_closing():
@@ -146,6 +161,7 @@ class HttpProtocol(HttpToolsProtocol):
                 (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(body)),
                 (b"connection", b"close"),
+                *((name.lower().encode(), value.encode()) for name, value in error.headers().items()),
             ]
             lines = b"".join(b"%b: %b\r\n" % field for field in fields)
             self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
@@ -171,6 +187,20 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+class _Flow(FlowControl):
+    """Whoever waits for more of the request that is answered lets reading go on, and knows nothing of what has come
+    behind it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, has_room: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._has_room = has_room
+
+    def resume_reading(self) -> None:
+        if self._has_room():
+            super().resume_reading()
 
 
 def _without_upgrade(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> list[bytes]:

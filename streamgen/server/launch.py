@@ -139,6 +139,9 @@ class Launch:
         self._app.server.draining = True
         grace = self._config.shutdown_timeout if engine is not None else 0.0
         log.info("draining", seconds=grace, responses=len(self._server.server_state.tasks))
+        for connection in list(self._server.server_state.connections):
+            if isinstance(connection, HttpProtocol):
+                connection.drain()
         await asyncio.gather(self._app.drain(grace), self._settle(grace))
 
     async def _settle(self, seconds: float) -> None:

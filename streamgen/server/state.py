@@ -11,7 +11,9 @@ from streamgen.config import ServerConfig
 from streamgen.engine.client import EngineClient
 from streamgen.errors import DrainingError, EngineDeadError, NotReadyError
 from streamgen.server.auth import KeyRing, OriginPolicy, is_loopback
+from streamgen.server.body import Bodies
 from streamgen.server.exchange import HttpMetrics
+from streamgen.server.held_bytes import HeldBytes
 from streamgen.server.kept_streams import KeptStreams
 from streamgen.server.serving import ServingModel
 from streamgen.server.workers import Workers
@@ -44,6 +46,8 @@ class ServerState:
         self.keys = KeyRing(config.api_key)
         self.origins = OriginPolicy(config.allowed_origins, loopback=is_loopback(config.host))
         self.workers = Workers()
+        self.held = HeldBytes()
+        self.bodies = Bodies(limit=config.max_body_bytes, held=self.held)
         self.streams = KeptStreams()
         self.draining = False
         """Set at shutdown: new work is refused, what runs goes on."""

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from streamgen.errors import InvalidRequestError
-from streamgen.server.body import read_body
 from streamgen.server.chunks import dump_json
 from streamgen.server.json_body import decode_body
 from streamgen.server.messages import encode_chat
@@ -35,8 +34,8 @@ class TokenizationEndpoints:
     async def _answer(self, request: Request, function: Any) -> Response:
         state = self._state
         serving = state.model()
-        body = await read_body(request.scope, request.receive, limit=state.config.max_body_bytes)
-        answer = await state.workers.run(len(body), lambda: dump_json(function(body, serving)))
+        async with state.bodies.received(request.scope, request.receive) as body:
+            answer = await state.workers.run(len(body), lambda: dump_json(function(body, serving)))
         return Response(answer, media_type="application/json")
 
 

@@ -22,6 +22,8 @@ from streamgen.errors import (
 from streamgen.server.chunks import dump_json
 from streamgen.server.error_responses import unforeseen
 
+HELD = "streamgen.held_bytes"
+"""Name of the app's HeldBytes in the lifespan's state, by which connections get at them."""
 _INVALID_UTF8 = 1007
 
 

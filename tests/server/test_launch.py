@@ -161,6 +161,49 @@ async def test_a_request_that_has_not_come_whole_by_the_end_is_told_why(caplog: 
     assert not [record for record in caplog.records if record.exc_info]
 
 
+HALF_SENT = {
+    "body": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n{",
+    "chunks": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
+    b"Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n",
+    "head": b"POST /v1/completions HTTP/1.1\r\nHost: local",
+}
+
+
+@pytest.mark.parametrize("half", HALF_SENT)
+async def test_draining_does_not_wait_for_requests_that_have_not_come_whole(half: str) -> None:
+    async with launched() as run:
+        await run.ready()
+        async with open_stream(run) as (lines, stream):
+            reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
+            writer.write(HALF_SENT[half])
+            if half != "head":
+                assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+            assert await run.status("/health") == 200
+            run.launch.stop()
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert b" 503 " in answer.split(b"\r\n")[0]
+            assert b'"code":"draining"' in answer
+            assert b"connection: close" in answer.lower()
+            assert b"retry-after: " in answer.lower()
+            writer.close()
+            # What runs goes on.
+            stream.say(" world")
+            stream.end(FinishReason.STOP)
+            assert " world" in "\n".join([line async for line in lines])
+        await asyncio.wait_for(run.task, 5)
+
+
+async def test_a_half_sent_body_alone_holds_up_nothing() -> None:
+    async with launched() as run:
+        await run.ready()
+        reader, writer = await asyncio.open_connection("127.0.0.1", run.port)
+        writer.write(HALF_SENT["body"])
+        await reader.readuntil(b"\r\n\r\n")
+        run.launch.stop()
+        await asyncio.wait_for(run.task, 5)
+        writer.close()
+
+
 async def test_draining_closes_websockets_with_1001() -> None:
     async with launched() as run:
         await run.ready()
