@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Receive, Scope
 
-from streamgen.errors import DrainingError, InvalidRequestError, RequestTimeoutError, RequestTooLargeError
+from streamgen.errors import DrainingError, InvalidRequestError, RequestTimeoutError
 from streamgen.server.exchange import of
 from streamgen.server.held_bytes import HeldBytes, Hold
+from streamgen.server.json_body import body_too_large
 
 BODY_TIMEOUT = 60.0
 """Seconds that a client gets to send its body."""
@@ -74,7 +75,7 @@ async def _read(receive: Receive, limit: int, hold: Hold) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise body_too_large(limit)
         hold.resize(size)
         parts.append(part)
         if not message.get("more_body", False):
@@ -88,10 +89,6 @@ def _check_declared(scope: Scope, limit: int) -> None:
             if not value.isdigit() or len(value) > 18:
                 raise InvalidRequestError("The Content-Length header is not a number of bytes.")
             if int(value) > limit:
-                raise _too_large(limit)
+                raise body_too_large(limit)
         elif name == b"content-encoding" and value.lower() not in (b"", b"identity"):
             raise InvalidRequestError("Compressed request bodies are not accepted.")
-
-
-def _too_large(limit: int) -> RequestTooLargeError:
-    return RequestTooLargeError(f"The request body is larger than the {limit} bytes that this server accepts.")

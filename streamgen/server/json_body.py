@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from streamgen.errors import InvalidRequestError
+from streamgen.errors import InvalidRequestError, RequestTooLargeError
 
 T = TypeVar("T")
 
@@ -39,6 +39,10 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
         raise InvalidRequestError(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidRequestError("The request body is nested too deeply.") from None
+
+
+def body_too_large(limit: int) -> RequestTooLargeError:
+    return RequestTooLargeError(f"The request body is larger than the {limit} bytes that this server accepts.")
 
 
 def _check_parts(body: bytes) -> None:

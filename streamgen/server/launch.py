@@ -27,6 +27,7 @@ from streamgen.server.http_protocol import HttpProtocol
 from streamgen.server.listen import BACKLOG
 from streamgen.server.serving import ServingModel
 from streamgen.server.ws_connection import WebSocketConnection
+from streamgen.server.ws_protocol import ENVELOPE_BYTES
 
 SETTLE_POLL_SECONDS = 0.05
 """How often a draining server looks whether its last response has ended."""
@@ -171,7 +172,7 @@ def _uvicorn_config(app: App, config: ServerConfig) -> uvicorn.Config:
         app,
         http=HttpProtocol,
         ws=WebSocketConnection,
-        ws_max_size=config.max_body_bytes,
+        ws_max_size=config.max_body_bytes + ENVELOPE_BYTES,
         # Frames are small and many: compressing them costs more than it saves.
         ws_per_message_deflate=False,
         lifespan="on",

@@ -104,10 +104,11 @@ class WebSocketEndpoint:
             Protocol(
                 secrets.token_urlsafe(18),
                 max_requests=self._limits.max_requests,
-                max_message_bytes=self._state.config.max_body_bytes,
+                max_body_bytes=self._state.config.max_body_bytes,
             ),
             self._backend,
             self._store,
+            workers=self._state.workers,
             authenticate=lambda: check_key(headers, self._state.keys),
             correlation_id=of(scope).request_id,
             replay_bytes=self._state.config.stream_buffer_bytes,

@@ -2,7 +2,7 @@
 
 One `Protocol` serves one socket. It knows which requests are open on it and nothing of how they are served:
 
-    message ──► Protocol.receive() ──► Create | Cancel | Resume | Reply | Close
+    message ──► decode_frame() ──► Protocol.take() ──► Create | Cancel | Resume | Reply | Close
     chunk   ──► RequestFrames.chunk() ──► text of the frame
 
 The body of a request stays undecoded JSON (`Create.body`): its meaning is that of the same body sent over HTTP.
@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import msgspec
 import orjson
 
-from streamgen.errors import InvalidRequestError, NotFoundError, QueueFullError, StreamgenError
+from streamgen.errors import InvalidRequestError, NotFoundError, QueueFullError, RequestError, StreamgenError
+from streamgen.server.json_body import body_too_large
 from streamgen.server.kind import Kind
 from streamgen.server.usage import usage_json
 from streamgen.types import Usage
@@ -27,6 +28,8 @@ SUBPROTOCOL = "streamgen.v1"
 PROTOCOL_VERSION = 1
 
 MAX_ID_CHARS = 128
+ENVELOPE_BYTES = 2048
+"""What a message may have beyond its body."""
 MAX_BAD_FRAMES = 16
 """Frames in a row that mean nothing, after which the socket is closed: the peer speaks something else."""
 MAX_REASON_BYTES = 123
@@ -35,13 +38,14 @@ _REMEMBERED = 256
 
 
 class CloseCode:
-    """RFC 6455, section 7.4.1: the codes with which this server closes a socket."""
+    """RFC 6455, section 7.4.1, and its registry: the codes with which this server closes a socket."""
 
     NORMAL = 1000
     GOING_AWAY = 1001
     POLICY = 1008
     TOO_BIG = 1009
     INTERNAL = 1011
+    TRY_AGAIN_LATER = 1013
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,9 @@ class _Envelope(msgspec.Struct):
     after: int | None = None
 
 
+Frame: TypeAlias = _Envelope | RequestError | Close
+"""A message of the client's: its envelope, or the error that it is answered with."""
+
 _ENVELOPES = msgspec.json.Decoder(_Envelope)
 _KINDS = frozenset(kind.value for kind in Kind)
 _PONG = '{"type":"pong"}'
@@ -109,10 +116,11 @@ _PONG = '{"type":"pong"}'
 class Protocol:
     """The server's end of one socket. Pure: owned by the one coroutine that reads the socket."""
 
-    def __init__(self, session: str, *, max_requests: int, max_message_bytes: int) -> None:
+    def __init__(self, session: str, *, max_requests: int, max_body_bytes: int) -> None:
         self.session = session
         self._max_requests = max_requests
-        self._max_message_bytes = max_message_bytes
+        self._max_body_bytes = max_body_bytes
+        self.max_message_bytes = max_body_bytes + ENVELOPE_BYTES
         self._open: dict[str, Kind] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._bad = 0
@@ -132,16 +140,15 @@ class Protocol:
 
     def receive(self, message: str | bytes) -> Event:
         """Take one message of the client. Never raises: whatever is wrong with it becomes a Reply or a Close."""
-        if isinstance(message, bytes):
-            return self._bad_frame(InvalidRequestError("Frames must be text; this one was binary."))
-        try:
-            data = message.encode()
-            if len(data) > self._max_message_bytes:
-                return Close(CloseCode.TOO_BIG, f"A message may have at most {self._max_message_bytes} bytes.")
-            envelope = _ENVELOPES.decode(data)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            return self._bad_frame(InvalidRequestError(f"The frame is not a message of {SUBPROTOCOL}: {error}."))
-        event = self._event(envelope)
+        return self.take(decode_frame(message, self.max_message_bytes))
+
+    def take(self, frame: Frame) -> Event:
+        """The same, for a message that has been decoded."""
+        if isinstance(frame, Close):
+            return frame
+        if isinstance(frame, RequestError):
+            return self._bad_frame(frame)
+        event = self._event(frame)
         if not isinstance(event, Reply) or event.frame == _PONG:
             self._bad = 0
         return event
@@ -171,6 +178,8 @@ class Protocol:
         body = bytes(envelope.body)
         if not body.startswith(b"{"):
             return Reply(RequestFrames(kind, request_id).error(InvalidRequestError("body must be an object.", "body")))
+        if len(body) > self._max_body_bytes:
+            return Reply(RequestFrames(kind, request_id).error(body_too_large(self._max_body_bytes)))
         return self._opened(request_id, kind) or Create(request_id, kind, body, bool(envelope.resumable))
 
     def _resume(self, request_id: str, kind: Kind, envelope: _Envelope) -> Event:
@@ -210,6 +219,19 @@ class Protocol:
         if self._bad > MAX_BAD_FRAMES:
             return Close(CloseCode.POLICY, f"Too many frames in a row that are no messages of {SUBPROTOCOL}.")
         return self._refusal(error, kind)
+
+
+def decode_frame(message: str | bytes, max_bytes: int) -> Frame:
+    """One message of the client, or what is wrong with it. Knows nothing of the socket: it may run beside the loop."""
+    if isinstance(message, bytes):
+        return InvalidRequestError("Frames must be text; this one was binary.")
+    try:
+        data = message.encode()
+        if len(data) > max_bytes:
+            return Close(CloseCode.TOO_BIG, f"A message may have at most {max_bytes} bytes.")
+        return _ENVELOPES.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        return InvalidRequestError(f"The frame is not a message of {SUBPROTOCOL}: {error}.")
 
 
 class RequestFrames:

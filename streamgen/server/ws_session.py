@@ -10,21 +10,34 @@ from functools import partial
 
 from starlette.types import Receive, Send
 
-from streamgen.errors import DrainingError, EngineDeadError, RequestError, ResumedElsewhereError, StreamgenError
+from streamgen.errors import (
+    DrainingError,
+    EngineDeadError,
+    QueueFullError,
+    RequestError,
+    ResumedElsewhereError,
+    StreamgenError,
+)
+from streamgen.server.workers import Workers
 from streamgen.server.ws_protocol import (
     Cancel,
     Close,
     CloseCode,
     Create,
+    Frame,
     Protocol,
     Reply,
     RequestFrames,
     Resume,
     clip_reason,
+    decode_frame,
 )
 from streamgen.server.ws_relay import Backend, Relay
 from streamgen.server.ws_replay import ReplayBuffer
 from streamgen.server.ws_resume import Key, ResumeStore
+
+INLINE_CHARS = 2**16
+"""Longer messages are taken apart beside the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,7 @@ class Session:
         backend: Backend,
         store: ResumeStore,
         *,
+        workers: Workers,
         authenticate: Callable[[], str],
         correlation_id: str,
         replay_bytes: int,
@@ -64,6 +78,7 @@ class Session:
         self._protocol = protocol
         self._backend = backend
         self._store = store
+        self._workers = workers
         self._authenticate = authenticate
         self._correlation_id = correlation_id
         self._replay_bytes = replay_bytes
@@ -78,26 +93,46 @@ class Session:
         """Serve the socket until it closes, then detach or abort what is open on it."""
         try:
             await self.send(self._protocol.greeting())
-            while (message := await self._receive())["type"] == "websocket.receive":
-                text = message.get("text")
-                event = self._protocol.receive(text if text is not None else message["bytes"])
-                match event:
-                    case Create():
-                        await self._create(event)
-                    case Resume():
-                        await self._resume(event)
-                    case Cancel():
-                        self._open[event.id].relay.cancel()
-                    case Reply(frame=frame):
-                        await self.send(frame)
-                    case Close(code=code, reason=reason):
-                        await self.close(code, reason)
+            while await self._serve_one():
+                pass
         except OSError:
             pass  # The socket went while we wrote to it, which ends it as well as a close frame does.
         finally:
             self._closed = True
             for open_ in list(self._open.values()):
                 self._detach(open_)
+
+    async def _serve_one(self) -> bool:
+        """Serve the next message; False if there is none. Apart from the loop over them, so that nothing has a hold on
+        a long message while the next one is waited for.
+        """
+        message = await self._receive()
+        if message["type"] != "websocket.receive":
+            return False
+        text = message.get("text")
+        event = self._protocol.take(await self._decoded(text if text is not None else message["bytes"]))
+        match event:
+            case Create():
+                await self._create(event)
+            case Resume():
+                await self._resume(event)
+            case Cancel():
+                self._open[event.id].relay.cancel()
+            case Reply(frame=frame):
+                await self.send(frame)
+            case Close(code=code, reason=reason):
+                await self.close(code, reason)
+        return True
+
+    async def _decoded(self, message: str | bytes) -> Frame:
+        limit = self._protocol.max_message_bytes
+        if len(message) <= INLINE_CHARS:
+            return decode_frame(message, limit)
+        try:
+            return await self._workers.run(len(message), decode_frame, message, limit)
+        except QueueFullError as error:
+            # Nobody knows yet whose request this is, so that there is none to refuse.
+            return Close(CloseCode.TRY_AGAIN_LATER, error.message)
 
     async def send(self, frame: str) -> None:
         if self._closed:

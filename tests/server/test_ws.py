@@ -143,7 +143,7 @@ async def test_an_oversized_message_closes_with_1009_and_aborts() -> None:
     async with house(max_body_bytes=1000) as (server, address), client(address) as ws:
         await ws.send(type="chat.create", id="a", body={"name": "a"})
         stream = await server.backend.wait_started("a")
-        await ws.send(type="chat.create", id="b", body={"name": "x" * 1000})
+        await ws.send(type="chat.create", id="b", body={"name": "x" * 4000})
         assert (await ws.closed())[0] == 1009
         await stream.aborted.wait()
 

@@ -5,8 +5,14 @@ import json
 
 import pytest
 
+from streamgen.server.held_bytes import FREE_BYTES
+from streamgen.server.http_protocol import HttpProtocol
+from streamgen.server.ws_connection import WebSocketConnection
+from tests.server.fake_engine import FakeEngine
 from tests.server.test_http_protocol import answer, connect, refusal
+from tests.server.test_ws import until
 from tests.server.world import app_on, listening
+from tests.server.ws_fakes import serve
 
 FIELDS = {
     "Host": "localhost",
@@ -16,7 +22,7 @@ FIELDS = {
     "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     "Sec-WebSocket-Protocol": "streamgen.v1",
 }
-TEXT, CONTINUED, PING = 1, 0, 9
+TEXT, CONTINUED, PING, PONG = 1, 0, 9, 10
 
 
 def handshake(first: str = "GET /v1/ws", more: str = "", **changes: str | None) -> bytes:
@@ -109,7 +115,7 @@ async def test_a_message_in_many_fragments_is_one_message(engine):
         for _ in range(2):
             writer.write(frame(TEXT, b"", end=False))
             for byte in data:
-                writer.write(frame(CONTINUED, bytes([byte]), end=False) + frame(CONTINUED, b"", end=False) * 20)
+                writer.write(frame(CONTINUED, bytes([byte]), end=False) + frame(CONTINUED, b"", end=False) * 15)
             writer.write(frame(PING, b"?") + frame(CONTINUED, b""))
             assert await received(reader) == (10, b"?")
             assert await received(reader) == (TEXT, b'{"type":"pong"}')
@@ -128,3 +134,88 @@ async def test_a_plain_get_is_told_to_upgrade(engine, fields):
         writer.write(b"POST /v1/ws HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
         assert (await answer(reader))[0] == 405
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        frame(PING, b""),
+        frame(PING, b"?" * 125),
+        frame(PONG, b""),
+        frame(TEXT, b'{"type":"pong"}'),
+        frame(TEXT, b"", end=False) + frame(CONTINUED, b"", end=False) * 50 + frame(CONTINUED, b'{"type":"pong"}'),
+    ],
+    ids=["pings", "long pings", "pongs", "messages", "fragments"],
+)
+async def test_a_flood_of_frames_closes_the_socket(engine, flood, caplog):
+    async with listening(app_on(engine)) as base:
+        reader, writer = await connect(base)
+        writer.write(handshake())
+        await greeted(reader)
+        writer.write(flood * 5000)
+        async with asyncio.timeout(10):
+            while (received_frame := await received(reader))[0] != 8:
+                pass
+        assert int.from_bytes(received_frame[1][:2], "big") == 1008
+        assert b"frames" in received_frame[1]
+        writer.transport.abort()
+        other, other_writer = await connect(base)
+        other_writer.write(handshake())
+        await greeted(other)
+        other_writer.close()
+    assert not caplog.records
+
+
+async def test_pongs_that_nobody_reads_do_not_pile_up():
+    """Of those that cannot be written, the newest is kept, and sent when the client reads on."""
+    connections = []
+
+    class Watched(WebSocketConnection):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            connections.append(self)
+
+    app = app_on(FakeEngine())
+    async with serve(app, http=HttpProtocol, ws=Watched) as address:
+        reader, writer = await connect(f"http://{address}")
+        writer.write(handshake())
+        await greeted(reader)
+        (connection,) = connections
+        connection.pause_writing()
+        for i in range(1000):
+            writer.write(frame(PING, b"%d" % i))
+        await until(lambda: connection._pong.endswith(b"999"))
+        assert connection.transport.get_write_buffer_size() == 0
+        connection.resume_writing()
+        assert await received(reader) == (10, b"999")
+        writer.write(frame(PING, b"again"))
+        assert await received(reader) == (10, b"again")
+        writer.close()
+
+
+async def test_what_unfinished_messages_hold_is_counted_and_given_back(engine):
+    app = app_on(engine)
+    async with listening(app) as base:
+        reader, writer = await connect(base)
+        writer.write(handshake())
+        await greeted(reader)
+        # A long frame of which the most has come, and then a long message of short ones.
+        data = b'{"type":"ping","x":"' + b"y" * 200_000 + b'"}'
+        head = bytes([0x80 | TEXT, 0x80 | 127]) + len(data).to_bytes(8, "big") + bytes(4)
+        for begin, end in (
+            (head + data[:-1], data[-1:]),
+            (frame(TEXT, data[:100], end=False) + pieces(data[100:]), frame(CONTINUED, b"")),
+        ):
+            writer.write(begin)
+            await until(lambda: app.server.held.total >= len(data) - FREE_BYTES - 1)
+            writer.write(end)
+            assert await received(reader) == (TEXT, b'{"type":"pong"}')
+            assert app.server.held.total == 0
+        writer.write(head + data[:-1])
+        await until(lambda: app.server.held.total >= len(data) - FREE_BYTES - 1)
+        writer.transport.abort()
+        await until(lambda: app.server.held.total == 0)
+
+
+def pieces(data: bytes) -> bytes:
+    return b"".join(frame(CONTINUED, data[at : at + 125], end=False) for at in range(0, len(data), 125))

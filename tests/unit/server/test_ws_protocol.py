@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from streamgen.errors import StepError
 from streamgen.server.kind import Kind
 from streamgen.server.ws_protocol import (
+    ENVELOPE_BYTES,
     MAX_BAD_FRAMES,
+    MAX_ID_CHARS,
     MAX_REASON_BYTES,
     Cancel,
     Close,
@@ -28,8 +30,8 @@ from streamgen.server.ws_protocol import (
 from streamgen.types import Usage
 
 
-def protocol(max_requests: int = 4, max_message_bytes: int = 4096) -> Protocol:
-    return Protocol("s1", max_requests=max_requests, max_message_bytes=max_message_bytes)
+def protocol(max_requests: int = 4, max_body_bytes: int = 4096) -> Protocol:
+    return Protocol("s1", max_requests=max_requests, max_body_bytes=max_body_bytes)
 
 
 def create(request_id: str = "a", **fields: Any) -> str:
@@ -169,12 +171,24 @@ def test_a_missing_body_is_an_error_of_the_request() -> None:
 
 
 def test_an_oversized_message_closes_with_1009_counted_in_bytes() -> None:
-    ws = protocol(max_message_bytes=100)
-    for text in ("x" * 101, "é" * 51, "😀" * 26):
+    ws = protocol(max_body_bytes=100)
+    limit = 100 + ENVELOPE_BYTES
+    for text in ("x" * (limit + 1), "é" * (limit // 2 + 1), "😀" * (limit // 4 + 1)):
         event = ws.receive(text)
         assert isinstance(event, Close)
         assert event.code == CloseCode.TOO_BIG
-    assert isinstance(ws.receive("é" * 50), Reply)
+    assert isinstance(ws.receive("é" * (limit // 2)), Reply)
+
+
+def test_a_body_may_be_as_long_as_over_http_whatever_is_around_it() -> None:
+    ws = protocol(max_body_bytes=100)
+    ids = ["a" * MAX_ID_CHARS, "b" * MAX_ID_CHARS]
+    body = {"prompt": "x" * 86}
+    assert len(json.dumps(body)) == 100
+    assert isinstance(ws.receive(create(ids[0], body=body)), Create)
+    body["prompt"] += "x"
+    refused = reply(ws.receive(create(ids[1], body=body)))
+    assert (refused["id"], refused["error"]["code"]) == (ids[1], "request_too_large")
 
 
 def test_a_peer_that_speaks_something_else_is_cut_off() -> None:
