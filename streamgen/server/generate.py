@@ -73,8 +73,8 @@ class GenerateEndpoint:
             include_usage=prepared.include_usage,
             max_bytes=config.stream_buffer_bytes,
         )
-        streams.add(stream_id, stream)
         reader = stream.attach(0)
+        streams.add(stream_id, stream)
         try:
             await send_kept_events(stream, reader, receive, send, keep_alive=config.sse_keep_alive_interval)
         finally:

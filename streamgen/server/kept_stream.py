@@ -7,6 +7,7 @@ connection reads it at the moment: at most one.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -48,6 +49,9 @@ class KeptStream:
         self.replay = ReplayBuffer(max_bytes)
         self.reader: Reader | None = None
         self.ended = False
+        self.on_growth: Callable[[int], None] | None = None
+        """Told of the bytes by which `replay` has grown, while the stream is kept for whoever comes back."""
+        self._forgotten = False
         self._include_usage = include_usage
         self._position = 0
         self._task = asyncio.create_task(self._pump())
@@ -66,6 +70,8 @@ class KeptStream:
         reader.position += number
         if reader is self.reader:
             self._position = reader.position
+        if self._forgotten:
+            self.replay.drop_through(reader.position)
 
     def detach(self, reader: Reader) -> bool:
         """The connection is over. False if another one has taken its place before."""
@@ -73,6 +79,14 @@ class KeptStream:
             return False
         self.reader = None
         return True
+
+    def forget(self) -> None:
+        """It can be resumed no more: a reader gets the rest, of which nothing is kept once it is sent."""
+        self._forgotten = True
+        self.on_growth = None
+        if self.reader is None:
+            self.abandon()
+        self.replay.drop_through(self.replay.last if self.reader is None else self._position)
 
     def abandon(self) -> None:
         """Nobody will read this: stop the engine's work."""
@@ -103,9 +117,12 @@ class KeptStream:
                 self.reader.news.set()
 
     def _append(self, event: bytes) -> None:
+        before = self.replay.num_bytes
         self.replay.append(f"id: {self.replay.last + 1}\n{event.decode()}")
         if self.replay.first > self._position + 1:
             # What nobody has read yet was dropped, so that nobody can go on with it.
             self.generation.abort()
+        if self.on_growth is not None:
+            self.on_growth(self.replay.num_bytes - before)
         if self.reader is not None:
             self.reader.news.set()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from streamgen.errors import InvalidRequestError, NotFoundError, ReplayGoneError
+from streamgen.server.kept_shares import Shares
 from streamgen.server.kept_stream import KeptStream, Reader
 
 GRACE = 60.0
@@ -31,8 +33,7 @@ class KeptStreams:
         call_later: Callable[[float, Callable[[], None]], Timer] | None = None,
     ) -> None:
         self._grace = grace
-        self._max_streams = max_streams
-        self._max_bytes = max_bytes
+        self.shares: Shares[str] = Shares(max_items=max_streams, max_bytes=max_bytes)
         self._call_later = call_later or (lambda delay, run: asyncio.get_running_loop().call_later(delay, run))
         self._streams: dict[str, KeptStream] = {}
         self._timers: dict[str, Timer] = {}
@@ -41,8 +42,11 @@ class KeptStreams:
         return len(self._streams)
 
     def add(self, stream_id: str, stream: KeptStream) -> None:
+        """Keep a stream, which is being read already."""
         self._streams[stream_id] = stream
-        self._make_room(but=stream_id)
+        self.shares.add(stream_id, stream.tenant, stream.replay.num_bytes)
+        stream.on_growth = partial(self._grown, stream_id)
+        self._make_room(stream_id)
 
     def resume(self, stream_id: str, tenant: str, after: int) -> KeptStream:
         """The stream, for a reader that has its events up to `after`.
@@ -73,7 +77,6 @@ class KeptStreams:
             return
         self._cancel_timer(stream_id)
         self._timers[stream_id] = self._call_later(self._grace, lambda: self._discard(stream_id))
-        self._make_room()
 
     def clear(self) -> None:
         """Keep nothing any more. Streams that are being read go on."""
@@ -89,28 +92,25 @@ class KeptStreams:
 
     def _discard(self, stream_id: str) -> None:
         self._cancel_timer(stream_id)
-        stream = self._streams.pop(stream_id)
-        if stream.reader is None:
-            stream.abandon()
+        self.shares.remove(stream_id)
+        self._streams.pop(stream_id).forget()
 
     def _cancel_timer(self, stream_id: str) -> None:
         timer = self._timers.pop(stream_id, None)
         if timer is not None:
             timer.cancel()
 
-    def _make_room(self, but: str | None = None) -> None:
-        """Forget the oldest of those that have ended, then of those without a reader, then of the others, which go on
-        but can be resumed no more.
+    def _grown(self, stream_id: str, by: int) -> None:
+        self.shares.grow(stream_id, by)
+        self._make_room(stream_id)
+
+    def _make_room(self, cause: str) -> None:
+        """Forget, of whose turn it is, the oldest of those that have ended, then of those without a reader, then of
+        the others, which go on but can be resumed no more.
         """
-        while len(self._streams) > self._max_streams or self._num_bytes() > self._max_bytes:
-            candidates = [stream_id for stream_id in self._streams if stream_id != but]
-            if not candidates:
-                return
+        while candidates := self.shares.to_make_room(cause):
             self._discard(min(candidates, key=self._worth))
 
     def _worth(self, stream_id: str) -> tuple[bool, bool]:
         stream = self._streams[stream_id]
         return (not stream.ended, stream.reader is not None)
-
-    def _num_bytes(self) -> int:
-        return sum(stream.replay.num_bytes for stream in self._streams.values())

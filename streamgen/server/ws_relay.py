@@ -87,6 +87,8 @@ class Relay:
         self.replay = replay
         self.sink: Sink | None = None
         self.ended = False
+        self.on_growth: Callable[[int], None] | None = None
+        """Told of the bytes by which `replay` has grown, while the request is kept for whoever comes back."""
         self._on_end = on_end
         self._frames = RequestFrames(create.kind, create.id)
         self._stream: ChunkStream | None = None
@@ -128,6 +130,13 @@ class Relay:
             self._stop()
         else:
             self._run(None, [])
+
+    def forget(self) -> None:
+        """It can be resumed no more: from now on it ends with its socket, if that is not gone already."""
+        self.on_growth = None
+        if self.sink is None:
+            self.abandon()
+        self.replay = None
 
     def cancel(self) -> None:
         """The client has had enough: the frames end with `done`, its finish_reason "abort"."""
@@ -217,11 +226,14 @@ class Relay:
         await self._tell_sink()
 
     def _keep(self, frame: str) -> None:
-        if self.replay is None:
+        replay = self.replay
+        if replay is None:
             return
-        oldest = self.replay.first
-        self.replay.append(frame)
-        if self.sink is None and self.replay.first > oldest and not self._cancelled:
+        oldest, before = replay.first, replay.num_bytes
+        replay.append(frame)
+        if self.on_growth is not None:
+            self.on_growth(replay.num_bytes - before)
+        if self.sink is None and replay.first > oldest and not self._cancelled:
             # What nobody has read was dropped, so that nobody can go on with it.
             log.info("websocket_replay_overflow", id=self.id)
             self.cancel()

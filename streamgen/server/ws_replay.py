@@ -47,6 +47,11 @@ class ReplayBuffer:
         newest.reverse()
         return newest
 
+    def drop_through(self, seq: int) -> None:
+        """Drop the frames up to `seq`, which nobody will ask for again."""
+        while self._frames and self.first <= seq:
+            self._drop_oldest()
+
     def _drop_oldest(self) -> None:
         _, size = self._frames.popleft()
         self.num_bytes -= size
@@ -56,3 +61,4 @@ class ReplayBuffer:
         assert self.num_bytes == sum(size for _, size in self._frames)
         assert 1 <= self.first <= self.last + 1
         assert self.num_bytes <= self._max_bytes or len(self._frames) == 1
+        assert self.num_bytes >= 0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from streamgen.errors import InvalidRequestError, NotFoundError, ReplayGoneError
+from streamgen.server.kept_shares import Shares
 from streamgen.server.ws_relay import Relay
 
 Key: TypeAlias = tuple[str, str]
@@ -34,8 +36,7 @@ class ResumeStore:
     def __init__(self, *, call_later: CallLater, grace: float, max_requests: int, max_bytes: int) -> None:
         self._call_later = call_later
         self._grace = grace
-        self._max_requests = max_requests
-        self._max_bytes = max_bytes
+        self.shares: Shares[Key] = Shares(max_items=max_requests, max_bytes=max_bytes)
         self._entries: dict[Key, _Entry] = {}
 
     def __len__(self) -> int:
@@ -44,8 +45,11 @@ class ResumeStore:
     def add(self, key: Key, relay: Relay, tenant: str) -> None:
         """Keep a request that begins. An ended one of the same key makes room for it."""
         self._discard(key)
+        assert relay.replay is not None
         self._entries[key] = _Entry(relay, tenant)
-        self._make_room()
+        self.shares.add(key, tenant, relay.replay.num_bytes)
+        relay.on_growth = partial(self._grown, key)
+        self._make_room(key)
 
     def claim(self, key: Key, tenant: str, after: int) -> Relay:
         """The request, for a new reader that has its frames up to `after`.
@@ -77,8 +81,7 @@ class ResumeStore:
         if entry.timer is not None:
             entry.timer.cancel()
         entry.timer = self._call_later(self._grace, lambda: self._discard(key))
-        self._make_room()
-        return key in self._entries
+        return True
 
     def clear(self) -> None:
         """Abort and forget everything."""
@@ -91,20 +94,20 @@ class ResumeStore:
             return
         if entry.timer is not None:
             entry.timer.cancel()
-        if entry.relay.sink is None:
-            entry.relay.abandon()
+        self.shares.remove(key)
+        entry.relay.forget()
 
-    def _make_room(self) -> None:
-        """Drop the oldest of those that have ended, then of those without a reader, then of the others.
+    def _grown(self, key: Key, by: int) -> None:
+        self.shares.grow(key, by)
+        self._make_room(key)
 
-        One that is read goes on; it can only be resumed no more.
+    def _make_room(self, cause: Key) -> None:
+        """Drop, of whose turn it is, the oldest of those that have ended, then of those without a reader, then of the
+        others. One that is read goes on; it can only be resumed no more.
         """
-        while len(self._entries) > self._max_requests or self._num_bytes() > self._max_bytes:
-            oldest = min(
-                enumerate(self._entries.items()),
-                key=lambda item: (not item[1][1].relay.ended, item[1][1].timer is None, item[0]),
-            )
-            self._discard(oldest[1][0])
+        while candidates := self.shares.to_make_room(cause):
+            self._discard(min(candidates, key=self._worth))
 
-    def _num_bytes(self) -> int:
-        return sum(entry.relay.replay.num_bytes for entry in self._entries.values() if entry.relay.replay is not None)
+    def _worth(self, key: Key) -> tuple[bool, bool]:
+        entry = self._entries[key]
+        return (not entry.relay.ended, entry.timer is None)

@@ -1,6 +1,7 @@
 """Streams with event ids: numbered, kept for a while, and read on from where a connection was lost."""
 
 import asyncio
+import json
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from streamgen.errors import StepError
 from streamgen.types import FinishReason
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_lifecycle import leave, post
+from tests.server.test_ws import until
 from tests.server.world import app_on, chat_body, error_of, in_process, listening
 
 CHAT = "/v1/chat/completions"
@@ -187,7 +189,7 @@ async def test_what_is_kept_is_bounded_in_bytes(manual):
 
 async def test_streams_that_are_kept_are_bounded_in_number(engine):
     app = app_on(engine)
-    app.server.streams._max_streams = 2
+    app.server.streams.shares.max_items = 2
     async with in_process(app) as client:
         ids = [chunk_id((await client.post(CHAT, json=chat_body(**WITH_IDS))).text) for _ in range(4)]
         kept = [(await client.get(f"/v1/streams/{stream}")).status_code for stream in ids]
@@ -204,3 +206,80 @@ async def test_a_shutdown_keeps_none_but_lets_those_that_are_read_finish(manual)
         assert not request.aborted.is_set()
         request.end(FinishReason.STOP)
         assert [number for number, _ in numbered((await task).text)] == [1, 2, 3]
+
+
+async def begun(base, engine, key, headers=()):
+    """A stream whose first event is read, and whose connection is lost: its id, and the engine's end of it."""
+    lines = [f"Authorization: Bearer {key}", *headers]
+    host, port = base.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    data = json.dumps(chat_body(**WITH_IDS)).encode()
+    head = "\r\n".join([f"POST {CHAT} HTTP/1.1", "Host: localhost", *lines, f"Content-Length: {len(data)}", "", ""])
+    writer.write(head.encode() + data)
+    request = await engine.next_stream()
+    request.say("first")
+    stream = chunk_id((await reader.readuntil(b'"first"')).decode())
+    return stream, request, writer
+
+
+async def test_what_all_streams_keep_is_bounded_while_they_grow(manual):
+    app = app_on(manual, CONFIG)
+    streams = app.server.streams
+    streams.shares.max_bytes = 10_000
+    async with listening(app) as base:
+        kept = [await begun(base, manual, "secret") for _ in range(3)]
+        for _, _, writer in kept:
+            await leave(writer, "reset")
+        await until(lambda: len(streams._timers) == 3)
+        for number in range(10):
+            for _, request, _ in kept:
+                request.say("x" * 500)
+                await until(lambda request=request: not request._news or request.aborted.is_set())
+                assert streams.shares.num_bytes <= 10_000, number
+                streams.shares.check()
+        # Those that began first went first, and their requests with them.
+        assert [request.aborted.is_set() for _, request, _ in kept] == [True, True, False]
+        assert list(streams._streams) == [kept[2][0]]
+
+
+async def test_another_tenants_streams_within_its_share_are_not_touched(manual):
+    app = app_on(manual, CONFIG)
+    streams = app.server.streams
+    streams.shares.max_bytes = 10_000
+    async with listening(app) as base, httpx.AsyncClient(base_url=base) as client:
+        # The oldest of all has ended, which makes it the first to go if it were up to age.
+        quiet, request, writer = await begun(base, manual, "another")
+        request.end(FinishReason.STOP)
+        await until(lambda: streams._streams[quiet].ended)
+        writer.close()
+        greedy = [await begun(base, manual, "secret") for _ in range(2)]
+        for _, request, writer in greedy:
+            await leave(writer, "reset")
+            for _ in range(12):
+                request.say("x" * 500)
+            await until(lambda request=request: not request._news)
+        assert list(streams._streams) == [quiet, greedy[1][0]]
+        response = await client.get(f"/v1/streams/{quiet}", headers={"Authorization": "Bearer another"})
+        assert numbered(response.text)[-1][1] == "[DONE]"
+
+
+async def test_a_stream_that_is_read_goes_on_when_it_is_kept_no_longer(manual):
+    app = app_on(manual, CONFIG)
+    streams = app.server.streams
+    streams.shares.max_bytes = 2_000
+    async with listening(app) as base, httpx.AsyncClient(base_url=base, headers=KEY) as client:
+        task = asyncio.create_task(client.post(CHAT, json=chat_body(**WITH_IDS)))
+        request = await manual.next_stream()
+        request.say("first")
+        await until(lambda: len(streams) == 1)
+        (stream,) = streams._streams.values()
+        for _ in range(20):
+            request.say("x" * 500)
+            await until(lambda: not request._news)
+            assert streams.shares.num_bytes <= 2_000
+        assert len(streams) == 0
+        # What is sent is kept no more.
+        await until(lambda: stream.replay.num_bytes == 0)
+        request.end(FinishReason.STOP)
+        assert [number for number, _ in numbered((await task).text)] == list(range(1, 24))
+        assert not request.aborted.is_set()

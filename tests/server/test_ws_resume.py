@@ -228,3 +228,53 @@ async def test_a_drained_server_keeps_nothing() -> None:
             await gone(server, first)
         await server.endpoint.drain(0)
         assert stream.aborted.is_set()
+
+
+async def test_what_all_requests_keep_is_bounded_while_they_grow() -> None:
+    async with house(limits={"max_resumable_bytes": 10_000}) as (server, address):
+        async with client(address) as ws:
+            streams = [await begin(server, ws, name, said=1) for name in "abc"]
+            await gone(server, ws)
+        shares = server.endpoint._store.shares
+        for _ in range(10):
+            for stream in streams:
+                stream.say("x" * 500)
+                await until(lambda stream=stream: not stream._chunks or stream.aborted.is_set())
+                assert shares.num_bytes <= 10_000
+                shares.check()
+        assert [stream.aborted.is_set() for stream in streams] == [True, True, False]
+
+
+async def test_another_tenants_request_within_its_share_is_not_touched() -> None:
+    async with house(keys=KEYS, limits={"max_resumable_bytes": 10_000}) as (server, address):
+        quiet_key, greedy_key = (("streamgen.v1", key_protocol(key)) for key in KEYS)
+        async with client(address, subprotocols=quiet_key) as quiet:
+            first = await begin(server, quiet, "quiet")
+            await gone(server, quiet)
+        async with client(address, subprotocols=greedy_key) as greedy:
+            streams = [await begin(server, greedy, name) for name in "ab"]
+            await gone(server, greedy)
+        for stream in streams:
+            for _ in range(12):
+                stream.say("x" * 500)
+            await until(lambda stream=stream: not stream._chunks)
+        assert [stream.aborted.is_set() for stream in (first, *streams)] == [False, True, False]
+        async with client(address, subprotocols=quiet_key) as again:
+            await resume(again, quiet.session, 1, "quiet")
+            assert (await again.receive())["seq"] == 2
+
+
+async def test_a_request_that_is_read_goes_on_when_it_is_kept_no_longer() -> None:
+    async with (
+        house(limits={"max_resumable_bytes": 2_000}) as (server, address),
+        client(address) as ws,
+    ):
+        stream = await begin(server, ws)
+        for seq in range(3, 20):
+            stream.say("x" * 500)
+            assert (await ws.receive())["seq"] == seq
+        assert server.endpoint._store.shares.num_bytes == 0
+        assert len(server.endpoint._store) == 0
+        stream.finish()
+        assert (await ws.receive())["type"] == "chat.done"
+        assert not stream.aborted.is_set()
