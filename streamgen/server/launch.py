@@ -22,6 +22,7 @@ import uvicorn
 from streamgen.config import ServerConfig
 from streamgen.engine.client import EngineClient
 from streamgen.errors import EngineDeadError, StreamgenError
+from streamgen.observability.logging import flush_logging
 from streamgen.server.app import App
 from streamgen.server.http_protocol import HttpProtocol
 from streamgen.server.listen import BACKLOG
@@ -120,6 +121,8 @@ class Launch:
                 await self._settle(LAST_FRAMES_SECONDS)
             self._server.should_exit = True
             await serving
+            # Whoever started the server may have to end the process by force, because of a thread that hangs.
+            flush_logging()
 
     def _attach(self, loading: asyncio.Future[Loaded]) -> Loaded:
         try:
