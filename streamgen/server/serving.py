@@ -9,6 +9,10 @@ from streamgen.errors import ContextLengthError, InvalidRequestError, ModelNotFo
 from streamgen.text.chat import ChatTemplate
 from streamgen.text.tokenizer import Tokenizer
 
+PROSE_CHARS = 16
+"""More characters a token than any language's text has, on average: English has 4 to 5, German compounds 3, Chinese 1
+to 2, an emoji a part of one."""
+
 
 class SamplingDefaults(Protocol):
     """A model's own sampling defaults; None where it says nothing. `models.config.GenerationDefaults` is one."""
@@ -70,15 +74,16 @@ class ServingModel:
     def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Ids of a prompt. Raises PromptTooLongError for a text so long that it need not be encoded to know.
 
-        Most text has about four characters a token. If the beginning alone has twice the tokens that fit, then so has
-        the whole: what follows can only change the tokens at its very end.
+        If a beginning alone has half as many tokens again as fit, then so has the whole: what follows can only change
+        the tokens at its very end. One that has less is made of long runs, of spaces say, for which a token may stand
+        by the hundred; so a longer beginning is tried, as long as there is one.
         """
         tokenizer = self.need_tokenizer(param)
-        beginning = 16 * self.max_model_len
-        if len(text) > 4 * beginning:
-            count = len(tokenizer.encode(text[:beginning], add_special_tokens=False))
-            if count > 2 * self.max_model_len:
+        beginning = PROSE_CHARS * self.max_model_len
+        while beginning < len(text):
+            if len(tokenizer.encode(text[:beginning], add_special_tokens=False)) > 1.5 * self.max_model_len:
                 raise PromptTooLongError(self.max_model_len, len(text), param)
+            beginning *= 2
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def need_tokenizer(self, param: str) -> Tokenizer:

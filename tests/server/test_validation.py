@@ -390,7 +390,7 @@ async def test_B8_bodies_that_are_no_request(client, engine, path, raw):
         b'{"prompt": [' + b",".join([b'""'] * 300_000) + b"]}",
         b'{"prompt": [' + b",".join([b'":\\"["'] * 300_000) + b"]}",
         b'{"prompt": [' + b",".join([b"1"] * (2**21 + 2)) + b"]}",
-        b'{"prompt": "\\\\", "unknown": [' + b",".join([b"null"] * (2**21 + 2)) + b"]}",
+        b'{"prompt": "\\\\", "unknown": [' + b",".join([b"0"] * (2**21 + 2)) + b"]}",
     ],
     ids=["lists", "objects", "unknown", "fields", "strings", "strings with marks", "integers", "unknown items"],
 )
@@ -441,7 +441,7 @@ async def test_B8_response_formats_that_are_not_served(client, engine, path, bod
 @BOTH
 @pytest.mark.parametrize(
     "stop",
-    ["", [""], ["a", ""], [None], ["a", "b", "c", "d", "e"], ["x" * 2**20], "x" * 2**20, ["x"] * 500_000, [1], 5, {}],
+    ["", [""], ["a", ""], [None], ["a", "b", "c", "d", "e"], ["x" * 2**20], "x" * 2**20, ["x"] * 100_000, [1], 5, {}],
     ids=range(11),
 )
 async def test_B11_stop_strings_out_of_bounds(client, engine, path, body, stop):
