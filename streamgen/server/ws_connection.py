@@ -7,7 +7,8 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn._types import ASGIReceiveEvent, WebSocketReceiveEvent
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent, WebSocketReceiveEvent
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Response
@@ -126,6 +127,13 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._queued -= _size(message)
             self._count()
         return message
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await self.writable.wait()
+        if self.close_sent and self.handshake_complete:
+            # For its own reasons, of which the application learns when it next receives: its fault is it not.
+            raise ClientDisconnected
+        await super().send(message)
 
     def _shake_hands(self, data: bytes) -> None:
         super().data_received(data)

@@ -139,20 +139,22 @@ async def test_a_plain_get_is_told_to_upgrade(engine, fields):
 @pytest.mark.parametrize(
     "flood",
     [
-        frame(PING, b""),
-        frame(PING, b"?" * 125),
-        frame(PONG, b""),
-        frame(TEXT, b'{"type":"pong"}'),
-        frame(TEXT, b"", end=False) + frame(CONTINUED, b"", end=False) * 50 + frame(CONTINUED, b'{"type":"pong"}'),
+        frame(PING, b"") * 2100,
+        frame(PING, b"?" * 60) * 2100,
+        frame(PONG, b"") * 2100,
+        frame(TEXT, b'{"type":"pong"}') * 2100,
+        frame(TEXT, b'{"type":"ping"}') * 2100,
+        (frame(TEXT, b"", end=False) + frame(CONTINUED, b"", end=False) * 98 + frame(CONTINUED, b'{"type":"pong"}'))
+        * 21,
     ],
-    ids=["pings", "long pings", "pongs", "messages", "fragments"],
+    ids=["pings", "long pings", "pongs", "messages", "messages that are answered", "fragments"],
 )
 async def test_a_flood_of_frames_closes_the_socket(engine, flood, caplog):
     async with listening(app_on(engine)) as base:
         reader, writer = await connect(base)
         writer.write(handshake())
         await greeted(reader)
-        writer.write(flood * 5000)
+        writer.write(flood)
         async with asyncio.timeout(10):
             while (received_frame := await received(reader))[0] != 8:
                 pass
@@ -170,6 +172,7 @@ async def test_pongs_that_nobody_reads_do_not_pile_up():
     """Of those that cannot be written, the newest is kept, and sent when the client reads on."""
     connections = []
 
+    # Little comes behind the frame that is one too many: what nobody has read when a connection closes resets it.
     class Watched(WebSocketConnection):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
