@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from streamgen_kernels.int8.product import Matrix
 
 _VECTOR = 16
-INT8_KV_BYTES = 2
+_PREPARING = "Preparing kernels (10 s the first time)"
+_KV_BYTES = 2
 """Of a number in the KV cache, which stays float16."""
 MAX_TOKENS = 512
 """Tokens that go through the layers at a time: enough to keep the weights busy, few enough for the cache."""
@@ -45,10 +46,14 @@ def int8_refusal(config: DecoderConfig) -> str | None:
     if config.head_dim % 2:
         return f"head_dim ({config.head_dim}) is odd"
     try:
-        import streamgen_kernels.int8.decoder  # noqa: F401
-    except ImportError as error:
-        return f"the compiler for it is not installed ({error})"
-    return None
+        from streamgen_kernels.int8.target import refusal
+
+        reason = refusal()
+        if reason is None:
+            import streamgen_kernels.int8.decoder  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        return f"its kernels cannot be compiled ({error})"
+    return reason
 
 
 def int8_is_fast() -> bool:
@@ -58,9 +63,11 @@ def int8_is_fast() -> bool:
     return INTEGER_DOT != "plain"
 
 
-def int8_block_rows(block_size: int) -> int:
-    """Tokens that a KV block takes room for: whole vectors of them."""
-    return -(-block_size // _VECTOR) * _VECTOR
+def int8_block_bytes(config: DecoderConfig, block_size: int) -> int:
+    """Memory of one KV block in all layers: whole vectors of tokens, and of a value's numbers."""
+    tokens = -(-block_size // _VECTOR) * _VECTOR
+    value = -(-config.head_dim // _VECTOR) * _VECTOR
+    return config.num_layers * config.num_kv_heads * tokens * (config.head_dim + value) * _KV_BYTES
 
 
 def prepare(progress: Callable[[str, int, int], None] | None = None) -> None:
@@ -68,10 +75,10 @@ def prepare(progress: Callable[[str, int, int], None] | None = None) -> None:
     from streamgen_kernels.int8.decoder import compile_kernels
 
     if progress is not None:
-        progress("Compiling for this processor (once)", 0, 1)
+        progress(_PREPARING, 0, 1)
     compile_kernels()
     if progress is not None:
-        progress("Compiling for this processor (once)", 1, 1)
+        progress(_PREPARING, 1, 1)
 
 
 class CompiledKV:
@@ -84,7 +91,7 @@ class CompiledKV:
         self.block_size = block_size
 
     def scrub(self, blocks: Tensor) -> None:
-        """Nothing: what lies behind a row's end is never read."""
+        """Nothing: what lies behind a row's end never counts."""
 
 
 class Int8Decoder:

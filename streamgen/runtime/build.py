@@ -9,14 +9,7 @@ from streamgen.config import EngineConfig
 from streamgen.errors import ConfigError
 from streamgen.loader.checkpoint import Checkpoint
 from streamgen.models.config import DecoderConfig
-from streamgen.models.int8_decoder import (
-    INT8_KV_BYTES,
-    Int8Decoder,
-    int8_block_rows,
-    int8_is_fast,
-    int8_refusal,
-    prepare,
-)
+from streamgen.models.int8_decoder import Int8Decoder, int8_block_bytes, int8_is_fast, int8_refusal, prepare
 from streamgen.models.model import Model
 from streamgen.models.registry import build_model, check_architecture
 from streamgen.models.rotation import RotatedWeights, rotated_config
@@ -42,12 +35,12 @@ def build_runner(
     if resolved.warning:
         logger.warning(resolved.warning)
     operators = get_operators("cpu" if device.type == "cpu" else "triton")
+    logger.info("Computing in %s on %s", resolved.mode, device)
     if resolved.mode == "int8":
-        element_bytes, block_rows = INT8_KV_BYTES, int8_block_rows(config.cache.block_size)
+        bytes_a_block = int8_block_bytes(decoder, config.cache.block_size)
     else:
         mode = NumericMode(resolved.mode)
-        element_bytes, block_rows = mode.activation_dtype.itemsize, config.cache.block_size
-    bytes_a_block = block_bytes(decoder, block_rows, element_bytes)
+        bytes_a_block = block_bytes(decoder, config.cache.block_size, mode.activation_dtype.itemsize)
     trained = trained_length(decoder)
 
     def sized(free_bytes: int | None) -> tuple[int, int]:

@@ -31,7 +31,10 @@ def resolve_dtype(requested: Dtype, capability: DeviceCapability) -> ResolvedDty
     """The numeric mode for --dtype on a device. Raises ConfigError for one that was asked for and that it lacks."""
     if capability.cuda is None:
         if requested == "auto":
-            return ResolvedDtype("int8" if capability.int8_is_fast and capability.int8_refusal is None else "float32")
+            if capability.int8_refusal is not None:
+                why = f"Computing in float32, several times slower than int8: {capability.int8_refusal}."
+                return ResolvedDtype("float32", why)
+            return ResolvedDtype("int8" if capability.int8_is_fast else "float32")
         if requested == "int8" and capability.int8_refusal is not None:
             raise ConfigError(f"--dtype int8 cannot be served: {capability.int8_refusal}.")
         return ResolvedDtype(requested)

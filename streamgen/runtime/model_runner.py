@@ -10,6 +10,7 @@ from streamgen.layers.kv_cache import KVGroup
 from streamgen.models.model import Model
 from streamgen.runtime.input_batch import InputBatch, StepInputs
 from streamgen.runtime.sampler import Sampler
+from streamgen.runtime.threads import cpu_threads
 from streamgen.scheduling.block_pool import PADDING_BLOCK
 from streamgen.types import Admission, Row, RowSampling, StepPlan, StepResult
 
@@ -167,5 +168,8 @@ class ModelRunner:
         self._batch.clear()
 
     def close(self) -> None:
+        if self.on_cpu:
+            # What the runner's mode wanted is no longer wanted by those who come after it.
+            torch.set_num_threads(cpu_threads())
         self._model.close()
         self._kv.clear()

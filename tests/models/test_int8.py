@@ -11,9 +11,10 @@ from streamgen.config import EngineConfig, ModelConfig
 from streamgen.loader import open_checkpoint
 from streamgen.models import int8_decoder
 from streamgen.models.config import DecoderConfig
-from streamgen.models.int8_decoder import int8_refusal
+from streamgen.models.int8_decoder import int8_block_bytes, int8_refusal
 from streamgen.runtime import build_runner
 from streamgen.types import Admission, Row, StepPlan
+from tests.models import naive_int8
 from tests.models.driver import GREEDY, generate, prompt_logits
 from tests.models.tiny import BLOCK_SIZE, CASES, prompts, runner
 
@@ -29,6 +30,39 @@ def test_logits_are_close_to_float32s(case, tmp_path):
     rounded = logits(runner(case, tmp_path, mode="int8"), prompt)
     error = ((exact - rounded).norm() / exact.norm()).item()
     assert 0 < error < 0.1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_the_same_roundings_in_double_precision(case, tmp_path):
+    target = runner(case, tmp_path, mode="int8")
+    prompt = prompts()[2]
+    expected = torch.from_numpy(naive_int8.logits(target._model, prompt))
+    error = (logits(target, prompt).double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    # A number that lies between two bytes may be rounded to either, and then all tokens behind it move a little. Until
+    # then nothing differs, as it would at once if a factor were wrong.
+    assert error.quantile(0.1) < 1e-5
+    assert error.max() < 0.05
+
+
+def test_rows_of_tiny_numbers_are_normed_with_eps(tmp_path):
+    """Where the mean square is about eps, leaving it out would show."""
+
+    def shrink(model):
+        model._weights.embedding_scale[:] *= 1e-3
+        for matrix in (model._weights.o, model._weights.down):
+            matrix.scale[...] *= 1e-3
+
+    target = runner("qwen3", tmp_path, mode="int8", change_model=shrink)
+    expected = torch.from_numpy(naive_int8.logits(target._model, prompts()[1]))
+    error = (logits(target, prompts()[1]).double() - expected).norm() / expected.norm()
+    assert error < 0.02
+
+
+def test_kv_memory_is_what_was_planned(tmp_path):
+    for case, size in (("qwen2", 4), ("llama", 16), ("llama", 24)):
+        target = runner(case, tmp_path / f"{case}{size}", mode="int8")
+        cache = target._model.new_kv(10, size).cache
+        assert cache.keys.nbytes + cache.values.nbytes == 10 * int8_block_bytes(target._model.config, size)
 
 
 @pytest.mark.parametrize("broken", ["qkv", "o", "gate_up", "down"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from streamgen_kernels.int8.arrays import aligned
 from streamgen_kernels.int8.attention import QUERY_TOKENS, attend, key_shape, scratch, value_shape
+from streamgen_kernels.int8.compiled_code import keep_no_longer
 from streamgen_kernels.int8.native import LANES, compiled
 from streamgen_kernels.int8.product import (
     Matrix,
@@ -20,6 +23,8 @@ from streamgen_kernels.int8.product import (
 )
 from streamgen_kernels.int8.rows import embed, gate_to_bytes, norm, norm_to_bytes, rotate_and_store, to_bytes
 from streamgen_kernels.int8.team import Team
+
+logger = logging.getLogger(__name__)
 
 _PHASES_A_LAYER = 10
 _ZERO = np.int64(0)
@@ -182,7 +187,7 @@ class Decoder:
         threads: int,
         max_tokens: int = 512,
     ) -> None:
-        """Args: `max_tokens` are computed at a time; a step with more goes through in pieces."""
+        """Args: `max_tokens` bounds the tokens of a call of `forward`."""
         self.shape = shape
         self._weights = weights
         self._head = head
@@ -207,6 +212,9 @@ class Decoder:
 
     def forward(self, step: Step, cache: Cache, block_size: int) -> NDArray[np.float32]:
         """Normed hidden states [S, H] of the wanted tokens, of at most max_tokens tokens."""
+        # The compiled code looks at no bounds.
+        assert len(step.token_ids) <= self._max_tokens
+        assert step.token_ids.dtype == step.positions.dtype == step.slots.dtype == step.wanted.dtype == np.int64
         shape = self.shape
         out = np.empty((len(step.wanted), shape.hidden_size), np.float32)
         numbers = (
@@ -237,8 +245,17 @@ class Decoder:
 def compile_kernels() -> None:
     """Compile everything, or read what an earlier process compiled. Takes some ten seconds, or a quarter of one.
 
-    All models take the same code: it is the smallest one's first step.
+    All models take the same code: it is the smallest one's first step. Code on disk that is damaged is made anew.
     """
+    try:
+        _first_step()
+    except (OSError, EOFError, pickle.UnpicklingError, ValueError, KeyError, AttributeError, ImportError) as error:
+        logger.warning("The kernels' code on disk cannot be used and is dropped: %s", error)
+        keep_no_longer()
+        _first_step()
+
+
+def _first_step() -> None:
     shape = Shape(LANES, LANES, LANES, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=LANES, turn_block=LANES)
     weights = empty_weights(shape, qk_norm=True, cos_sin=np.zeros((1, LANES), np.float32))
     head = empty_matrix(1, LANES, LANES)

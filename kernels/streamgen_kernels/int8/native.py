@@ -15,7 +15,7 @@ from numba import njit
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from streamgen_kernels.int8.compiled_code import kept_code
+from streamgen_kernels.int8.compiled_code import keep
 
 LANES = 16
 
@@ -33,8 +33,11 @@ def compiled(function: Any = None, *, kept: bool = False) -> Any:
     """
     if function is None:
         return lambda function: compiled(function, kept=kept)
-    with kept_code():
-        return njit(nogil=True, error_model="numpy", boundscheck=False, cache=kept)(function)
+    return keep(function, _jit) if kept else _jit(function)
+
+
+def _jit(function: Any, *, cache: bool = False) -> Any:
+    return njit(nogil=True, error_model="numpy", boundscheck=False, cache=cache)(function)
 
 
 def native(returns: Any, *parameters: Any) -> Callable[[Any], Any]:

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -28,46 +28,58 @@ _SPINS = 4000
 _COUNT = 0xFFFFFFFF
 _RUNS = 0x3FFFFFFF
 
-_Job: TypeAlias = tuple[Callable[..., None], tuple[Any, ...], tuple[int, int]]
-
 
 class Team:
     """The calling thread and `threads` - 1 helpers. Not for several callers at once."""
 
     def __init__(self, threads: int, phases: int) -> None:
         """Args: `phases` bounds how many phases a function may have."""
-        self.threads = threads
         # Two counters a phase, chunks taken and chunks done: the number in the low half, the run in the high half.
         self._counters = np.zeros((phases, 2, _LINE_BYTES // 8), np.int64)
         self._run = 0
-        self._jobs: list[SimpleQueue[_Job | None]] = []
-        for index in range(1, threads):
-            jobs: SimpleQueue[_Job | None] = SimpleQueue()
-            threading.Thread(target=_help, args=(jobs, index), name=f"streamgen-cpu-{index}", daemon=True).start()
-            self._jobs.append(jobs)
+        self._helpers = [_Helper(index) for index in range(1, threads)]
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         """Call the compiled function(team, *arguments) on all threads; return when all its phases are done.
 
         A helper may arrive late, even after the end: it finds all chunks taken, or another run's counters, and does
-        nothing.
+        nothing. What a helper raised is raised here, in this run or the next.
         """
         self._run = (self._run + 1) & _RUNS
         self._counters[:, :, 0] = self._run << 32
         place = (self._counters.ctypes.data, self._run)
-        for jobs in self._jobs:
-            jobs.put((function, arguments, place))
+        for helper in self._helpers:
+            # The counters go along, so that they outlive a team that is dropped while a helper is on its way.
+            helper.jobs.put((self._counters, function, (*place, helper.index), arguments))
         function((*place, 0), *arguments)
+        for helper in self._helpers:
+            if helper.error is not None:
+                raise helper.error
 
     def close(self) -> None:
-        for jobs in self._jobs:
-            jobs.put(None)
+        for helper in self._helpers:
+            helper.jobs.put(None)
 
 
-def _help(jobs: SimpleQueue[_Job | None], thread: int) -> None:
-    while (job := jobs.get()) is not None:
-        function, arguments, place = job
-        function((*place, thread), *arguments)
+class _Helper:
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.jobs: SimpleQueue[tuple[Any, Callable[..., None], tuple[int, int, int], tuple[Any, ...]] | None]
+        self.jobs = SimpleQueue()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._work, name=f"streamgen-cpu-{index}", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        jobs = self.jobs
+        while (job := jobs.get()) is not None:
+            _counters, function, team, arguments = job
+            try:
+                function(team, *arguments)
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                self.error = error
+            # Between runs nothing of a model is held.
+            del job, _counters, function, arguments
 
 
 @compiled

@@ -1,11 +1,11 @@
+import gc
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from streamgen_kernels.int8.native import compiled
-from streamgen_kernels.int8.team import Team, finish, take, wait
+from streamgen_kernels.int8.team import Team, _give_way, finish, take, wait
 
 
 @compiled
@@ -20,6 +20,17 @@ def count(team, phases, chunks, counts, seen):
             counts[phase, chunk] += 1
             chunk = finish(team, phase, chunks)
         wait(team, phase, chunks)
+
+
+@compiled
+def one_each(team, by):
+    chunk = take(team, np.int64(0), 2)
+    while chunk >= 0:
+        by[chunk] = team[2]
+        while by[1 - chunk] < 0:
+            _give_way()
+        chunk = finish(team, np.int64(0), 2)
+    wait(team, np.int64(0), 2)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -45,25 +56,74 @@ def test_runs_are_told_apart_for_ever():
     team.close()
 
 
+class Held:
+    """A queue whose helper the system lets sleep."""
+
+    def __init__(self):
+        self.jobs = []
+        self.put = self.jobs.append
+
+
 def test_a_helper_that_comes_late_finds_nothing_to_do():
-    """The caller does not wait for a helper that the system lets sleep; what that one was to do is long over."""
+    """The caller does not wait for a helper that sleeps; what that one was to do is long over."""
     team = Team(2, 3)
-    jobs, held = team._jobs[0], []
-
-    class Held:
-        put = staticmethod(held.append)
-
-    team._jobs = [Held()]
+    thread, queue, held = team._helpers[0].thread, team._helpers[0].jobs, Held()
+    team._helpers[0].jobs = held
     results = []
     for _ in range(3):
         counts, seen = np.zeros((3, 8), np.int64), np.zeros(3, np.int64)
         team.run(count, 3, 8, counts, seen)
         results.append(counts)
-    for job in held:
-        jobs.put(job)
-    time.sleep(0.2)
+    for job in held.jobs:
+        queue.put(job)
+    queue.put(None)
+    thread.join(10)
+    assert not thread.is_alive()
     assert all((counts == 1).all() for counts in results)
-    team._jobs = [jobs]
+
+
+def test_a_late_helper_of_a_dropped_team_does_not_touch_the_next_ones_chunks():
+    """Memory of the dropped team's counters must not become the next one's while a helper still has their address."""
+    old = Team(2, 3)
+    thread, queue, held = old._helpers[0].thread, old._helpers[0].jobs, Held()
+    old._helpers[0].jobs = held
+    stale, seen = np.zeros((3, 8), np.int64), np.zeros(3, np.int64)
+    old.run(count, 3, 8, stale, seen)
+    addresses = old._counters.ctypes.data
+    del old
+    gc.collect()
+    others = [Team(1, 3) for _ in range(200)]
+    assert all(other._counters.ctypes.data != addresses for other in others)
+    for job in held.jobs:
+        queue.put(job)
+    queue.put(None)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert (stale == 1).all()
+
+
+def test_helpers_do_their_share():
+    """The caller waits inside its first chunk until somebody else has taken one."""
+    team = Team(2, 1)
+    for _ in range(3):
+        by = np.full(2, -1, np.int64)
+        team.run(one_each, by)
+        assert sorted(by) == [0, 1]
+    team.close()
+
+
+def test_what_a_helper_raises_reaches_the_caller():
+    team = Team(2, 1)
+    helper = team._helpers[0]
+
+    def function(place):
+        if place[2] == 1:
+            raise ValueError("the helper's")
+        while helper.error is None:
+            helper.thread.join(0.001)
+
+    with pytest.raises(ValueError, match="the helper's"):
+        team.run(function)
     team.close()
 
 

@@ -39,7 +39,9 @@ def test_a_cpu_chooses_int8_only_where_that_is_faster_and_possible():
     assert resolve_dtype("auto", FAST_CPU).mode == "int8"
     assert resolve_dtype("auto", PLAIN_CPU).mode == "float32"
     assert resolve_dtype("int8", PLAIN_CPU).mode == "int8"
-    assert resolve_dtype("auto", ODD_MODEL).mode == "float32"
+    fallback = resolve_dtype("auto", ODD_MODEL)
+    assert fallback.mode == "float32"
+    assert "slower than int8: hidden_size (50)" in fallback.warning
     with pytest.raises(ConfigError, match=r"--dtype int8 cannot be served: hidden_size \(50\)"):
         resolve_dtype("int8", ODD_MODEL)
 
