@@ -21,7 +21,10 @@ import torch
 from torch import Tensor
 
 from streamgen.models.config import DecoderConfig
-from streamgen.models.weights import WeightSource
+from streamgen.models.decoder import Decoder
+from streamgen.models.weights import WeightSource, checked
+from streamgen.quantization.numeric_mode import NumericMode
+from streamgen_kernels.operators import get_operators
 
 _EMBEDDING, _HEAD, _LAST_NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
 _READERS = {
@@ -86,22 +89,26 @@ class RotatedWeights:
 
     What must wait for a norm's weights is held until they come; checkpoints keep a layer's tensors together, so that
     is a layer's worth at most, and the embedding.
+
+    The weights are checked as the plain model would check them, before they are turned: later, folded norms could not
+    be missed, and shapes only by errors of torch's. What the plain model ignores is left out.
     """
 
     def __init__(self, source: WeightSource, config: DecoderConfig) -> None:
         self._source = source
         self._tied = config.tie_word_embeddings
         self._rotation = Rotation(config.hidden_size)
-        self._num_folded = len(_READERS) * config.num_layers + 1
+        self._shapes = _plain_shapes(config)
 
     @property
     def num_tensors(self) -> int:
-        return self._source.num_tensors + int(self._tied) - self._num_folded
+        return sum(not self._is_norm(name) for name in self._shapes) + int(self._tied)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Raises ModelLoadError as `checked` does, with the plain model's names and shapes."""
         norms: dict[str, Tensor] = {}
         waiting: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)
-        for name, values in self._source.tensors():
+        for name, values in checked(self._source.tensors(), self._shapes, tied=self._tied):
             norm = self._norm_before(name)
             if norm is not None:
                 if norm in norms:
@@ -121,15 +128,16 @@ class RotatedWeights:
             elif name.endswith(_WRITERS):
                 turned = self._rotation.apply(values.t()).t()
                 yield name, turn(turned) if name.endswith(_TURNED) else turned
-            elif not (self._tied and name == _HEAD):
+            else:
                 yield name, values
+        assert not waiting
 
     def _read(self, weight: Tensor, norm: Tensor) -> Tensor:
         return self._rotation.apply(weight.to(torch.float32) * norm.to(torch.float32))
 
     def _norm_before(self, name: str) -> str | None:
         """The norm whose output a weight multiplies; None for all that reads no normed residual stream."""
-        if name == _HEAD and not self._tied:
+        if name == _HEAD:
             return _LAST_NORM
         layer, reader = _layer_and_rest(name)
         return layer + _NORM_OF[reader] if reader in _NORM_OF else None
@@ -137,6 +145,13 @@ class RotatedWeights:
     @staticmethod
     def _is_norm(name: str) -> bool:
         return name == _LAST_NORM or _layer_and_rest(name)[1] in _READERS
+
+
+def _plain_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """What a checkpoint must hold: the names and shapes of the model that is not rotated, made without memory."""
+    operators, mode = get_operators("cpu"), NumericMode("float32")
+    model = Decoder(config, operators=operators, mode=mode, device=torch.device("meta"), max_model_len=1)
+    return {name: slot.shape for name, slot in model.weight_slots().items()}
 
 
 def _layer_and_rest(name: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -50,29 +50,47 @@ class ReadAhead:
 def load_weights(model: Model, source: WeightSource, progress: Callable[[str, int, int], None] | None = None) -> None:
     """Fill the model from a checkpoint. Raises ModelLoadError that names what is missing, surplus or misshapen."""
     slots = model.weight_slots()
-    missing = dict.fromkeys(slots)
+    shapes = {name: slot.shape for name, slot in slots.items()}
+    for name, values in checked(_counted(source, progress), shapes, tied=model.config.tie_word_embeddings):
+        slots[name].load(values)
+
+
+def checked(
+    tensors: Iterable[tuple[str, torch.Tensor]], shapes: Mapping[str, tuple[int, ...]], *, tied: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those of the tensors that `shapes` has, each once and of its shape. Raises ModelLoadError for all else.
+
+    A tensor of the wrong shape is an error in its turn, before it is yielded; what is missing or surplus, at the end.
+    """
+    missing = dict.fromkeys(shapes)
     surplus = []
-    total = source.num_tensors
-    for done, (name, values) in enumerate(source.tensors(), 1):
-        slot = slots.get(name)
-        if slot is None:
-            if not _ignorable(name, tied=model.config.tie_word_embeddings):
+    for name, values in tensors:
+        shape = shapes.get(name)
+        if shape is None:
+            if not _ignorable(name, tied=tied):
                 surplus.append(name)
-        elif name not in missing:
+            continue
+        if name not in missing:
             raise ModelLoadError(f"The checkpoint has the tensor {name} twice.")
-        else:
-            if tuple(values.shape) != slot.shape:
-                raise ModelLoadError(
-                    f"The tensor {name} has shape {tuple(values.shape)}; the config says {slot.shape}."
-                )
-            slot.load(values)
-            del missing[name]
-        if progress is not None:
-            progress("Loading weights", done, total)
+        if tuple(values.shape) != shape:
+            raise ModelLoadError(f"The tensor {name} has shape {tuple(values.shape)}; the config says {shape}.")
+        del missing[name]
+        yield name, values
     if missing:
         raise ModelLoadError(f"The checkpoint lacks {_listed(list(missing))}.")
     if surplus:
         raise ModelLoadError(f"The model has no place for {_listed(surplus)}; its config says another shape.")
+
+
+def _counted(
+    source: WeightSource, progress: Callable[[str, int, int], None] | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The source's tensors; each is reported when the next one is asked for."""
+    total = source.num_tensors
+    for done, tensor in enumerate(source.tensors(), 1):
+        yield tensor
+        if progress is not None:
+            progress("Loading weights", done, total)
 
 
 def draw_weights(model: Model, seed: int) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from streamgen.errors import ModelLoadError
 from streamgen.loader.hf_config import read_hf_config
+from streamgen.models.int8_decoder import Int8Decoder
 from streamgen.models.registry import build_model
 from streamgen.models.rotation import RotatedWeights, Rotation, rotated_config, turn, turn_block
 from streamgen.models.weights import ReadAhead, draw_weights, load_weights
@@ -80,6 +81,108 @@ def test_what_old_checkpoints_carry_for_nothing_is_ignored(config):
         build(config("llama_tied")), Tensors({**tensors, **extra}.items()), lambda *progress: seen.append(progress)
     )
     assert seen[-1][1:] == (len(tensors) + 2, len(tensors) + 2)
+
+
+def load(mode, config, tensors):
+    """The model in a mode, filled with (name, tensor) pairs as the engine does. Returns the progress reported."""
+    seen = []
+    if mode == "int8":
+        model = Int8Decoder(rotated_config(config), max_model_len=64, threads=1)
+        source = RotatedWeights(Tensors(tensors), config)
+    else:
+        model, source = build(config, mode), Tensors(tensors)
+    try:
+        load_weights(model, source, lambda *progress: seen.append(progress))
+    finally:
+        model.close()
+    return seen
+
+
+LAYER, BEYOND = "model.layers.1.", "model.layers.7."
+LACKS, NO_PLACE = r"^The checkpoint lacks the tensor {}\.$", "^The model has no place for the tensor {};"
+MISSHAPEN = r"^The tensor {} has shape \({}\); the config says \("
+DAMAGES = {
+    **{
+        f"{name} {shape}": ({name: torch.ones(shape)}, MISSHAPEN.format(name, str(shape)[1:-1]))
+        for name, shape in (
+            (NORM, (1,)),
+            (NORM, (40,)),
+            (NORM, (48, 1)),
+            (NORM, ()),
+            ("model.norm.weight", (1,)),
+            (f"{LAYER}post_attention_layernorm.weight", (47,)),
+            (f"{LAYER}self_attn.q_norm.weight", (1,)),
+            (f"{LAYER}self_attn.q_proj.weight", (96, 40)),
+            (f"{LAYER}self_attn.q_proj.weight", (48,)),
+            (f"{LAYER}self_attn.o_proj.weight", (48, 80)),
+            (f"{LAYER}self_attn.o_proj.weight", (40, 96)),
+            (f"{LAYER}mlp.up_proj.weight", (1, 48)),
+            (f"{LAYER}mlp.down_proj.weight", (40, 80)),
+            (f"{LAYER}mlp.down_proj.weight", (48, 72)),
+            ("model.embed_tokens.weight", (97, 32)),
+            ("model.embed_tokens.weight", (96, 48)),
+            ("lm_head.weight", (97, 1)),
+        )
+    },
+    **{
+        f"no {name}": ({name: None}, LACKS.format(name))
+        for name in (
+            NORM,
+            "model.norm.weight",
+            f"{LAYER}post_attention_layernorm.weight",
+            f"{LAYER}self_attn.k_norm.weight",
+            f"{LAYER}self_attn.v_proj.weight",
+            f"{LAYER}mlp.down_proj.weight",
+            "model.embed_tokens.weight",
+            "lm_head.weight",
+        )
+    },
+    **{
+        f"surplus {name}": ({name: torch.ones(shape)}, NO_PLACE.format(name))
+        for name, shape in (
+            (f"{BEYOND}input_layernorm.weight", (48,)),
+            (f"{BEYOND}self_attn.q_proj.weight", (96, 48)),
+            (f"{BEYOND}self_attn.o_proj.weight", (7,)),
+            (f"{LAYER}mlp.up_proj.bias", (80,)),
+            ("extra", ()),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("norms_last", [False, True])
+def test_a_damaged_checkpoint_is_refused_alike_in_each_mode(config, damage, norms_last):
+    changes, match = DAMAGES[damage]
+    shape, damaged = config("qwen3"), {**weights("qwen3"), **changes}
+    tensors = [(name, values) for name, values in damaged.items() if values is not None]
+    tensors.sort(key=lambda item: ("norm" in item[0]) == norms_last)
+    texts = []
+    for mode in ("float32", "int8"):
+        with pytest.raises(ModelLoadError, match=match) as caught:
+            load(mode, shape, tensors)
+        texts.append(caught.value.message)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", [NORM, f"{LAYER}self_attn.q_proj.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize("mode", ["float32", "int8"])
+def test_a_tensor_twice_is_refused_in_each_mode(config, mode, name):
+    tensors = weights("qwen3")
+    with pytest.raises(ModelLoadError, match=f"has the tensor {name} twice"):
+        load(mode, config("qwen3"), [*tensors.items(), (name, tensors[name])])
+
+
+@pytest.mark.parametrize("mode", ["float32", "int8"])
+def test_a_tied_checkpoint_needs_no_head_and_its_own_is_ignored(config, mode):
+    shape, tensors = config("llama_tied"), weights("llama_tied")
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8), "lm_head.weight": torch.zeros(3)}
+    for given in (tensors, {**extra, **tensors}, {**tensors, **extra}):
+        _, done, total = load(mode, shape, given.items())[-1]
+        assert done == total
+    without_norm = [item for item in tensors.items() if item[0] != "model.norm.weight"]
+    with pytest.raises(ModelLoadError, match=LACKS.format("model.norm.weight")):
+        load(mode, shape, without_norm)
 
 
 def test_an_unknown_architecture_is_refused_with_the_list(config):
