@@ -15,6 +15,7 @@ from streamgen.loader.hf_config import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
+    MAX_VOCAB,
     MAX_WIDTH,
     unsupported_architecture,
 )
@@ -41,6 +42,9 @@ def read_gguf_config(file: GGUFFile, *, bos_token_id: int | None, eos_token_ids:
     embeddings = file.tensors.get("token_embd.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise metadata.error("the tensor token_embd.weight is missing, or no matrix")
+    vocab_size = embeddings.shape[0]
+    if vocab_size > MAX_VOCAB:
+        raise metadata.error(f"the vocabulary has {vocab_size} tokens; more than {MAX_VOCAB} are not supported")
     num_heads = config.integer("attention.head_count", high=MAX_HEADS)
     num_kv_heads = config.integer("attention.head_count_kv", num_heads, high=MAX_HEADS)
     hidden_size = config.integer("embedding_length", high=MAX_WIDTH)
@@ -58,7 +62,7 @@ def read_gguf_config(file: GGUFFile, *, bos_token_id: int | None, eos_token_ids:
         raise config.error("sliding-window attention is in use, which is not supported")
     return DecoderConfig(
         architecture=name,
-        vocab_size=embeddings.shape[0],
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=config.integer("feed_forward_length", high=MAX_WIDTH),
         num_layers=config.integer("block_count", high=MAX_LAYERS),

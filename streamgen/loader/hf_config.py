@@ -36,7 +36,8 @@ MAX_LAYERS = 1_024
 MAX_HEADS = 4_096
 MAX_HEAD_DIM = 1_024
 MAX_WIDTH = 2**20
-MAX_VOCAB = 2**24
+MAX_VOCAB = 2**18
+"""What the samplers take: `MAX_VOCAB_SIZE` of `streamgen_kernels.reference.sampling`, which would import torch here."""
 
 
 def read_hf_config(path: Path) -> DecoderConfig:

@@ -6,6 +6,7 @@ import pytest
 from streamgen.errors import ModelLoadError
 from streamgen.loader.gguf_config import read_gguf_config, read_gguf_sampling
 from streamgen.loader.gguf_file import GGUFFile
+from streamgen.loader.hf_config import MAX_VOCAB
 from streamgen.models.config import GenerationDefaults, RopeConfig
 from tests.unit.loader.gguf_for_tests import HEAD_DIM, VOCAB, Q, decoder_metadata, decoder_weights, write_gguf
 
@@ -86,6 +87,14 @@ def test_no_embeddings_is_an_error(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", decoder_metadata(), {"output_norm.weight": np.ones(4, np.float32)})
     with pytest.raises(ModelLoadError, match=r"token_embd\.weight is missing"):
         read_gguf_config(GGUFFile(path), bos_token_id=None, eos_token_ids=())
+
+
+def test_a_vocabulary_that_the_samplers_cannot_take_is_refused(tmp_path):
+    def embeddings(rows):
+        return {"token_embd.weight": np.zeros((rows, 1), np.float32)}
+
+    assert read(tmp_path, tensors=embeddings(MAX_VOCAB)).vocab_size == MAX_VOCAB
+    refused(tmp_path, "has 262145 tokens; more than 262144 are not supported", tensors=embeddings(MAX_VOCAB + 1))
 
 
 def test_linear_and_yarn_scaling(tmp_path):

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from streamgen.errors import ModelLoadError
-from streamgen.loader.hf_config import read_hf_config
+from streamgen.loader.hf_config import MAX_VOCAB, read_hf_config
 from streamgen.models.config import RopeConfig
+from streamgen_kernels.reference.sampling import MAX_VOCAB_SIZE
 
 SHAPE = {
     "vocab_size": 320,
@@ -139,6 +140,7 @@ def test_the_dtype_that_a_checkpoint_was_saved_in_changes_nothing(tmp_path):
         ({"hidden_size": True}, "hidden_size must be a finite number"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be"),
         ({"vocab_size": 10**400}, "vocab_size must be"),
+        ({"vocab_size": 2**18 + 1}, "vocab_size must be a whole number from 1 to 262144; it is 262145"),
         ({"num_key_value_heads": 3}, "multiple of num_key_value_heads"),
         ({"hidden_size": 66}, "no multiple|not a multiple"),
         ({"head_dim": 15}, "odd"),
@@ -164,6 +166,10 @@ def test_what_is_not_supported_is_refused_with_the_files_name(tmp_path, changes,
     with pytest.raises(ModelLoadError, match=match) as caught:
         read(tmp_path, **changes)
     assert "config.json" in caught.value.message
+
+
+def test_the_largest_vocabulary_is_the_samplers(tmp_path):
+    assert read(tmp_path, vocab_size=MAX_VOCAB_SIZE).vocab_size == MAX_VOCAB == MAX_VOCAB_SIZE
 
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
