@@ -25,13 +25,13 @@ def encode_chat(messages: Sequence[Message], fields: TemplateFields, serving: Se
 
     The template writes the special tokens itself, so that the tokenizer adds none.
     """
+    serving.need_tokenizer("messages")
     if serving.chat is None:
         raise InvalidRequestError(
             "This model has no chat template, so that it serves /v1/completions only. "
             "The server's operator can give one with --chat-template.",
             "messages",
         )
-    serving.need_tokenizer("messages")
     if not messages:
         raise InvalidRequestError("messages must not be empty.", "messages")
     _check_number(messages)

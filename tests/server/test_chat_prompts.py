@@ -190,10 +190,17 @@ async def test_without_a_tokenizer_prompts_of_token_ids_work():
     async with in_process(app_on(engine, tokenizer=None, vocab_size=10)) as client:
         await taken(client, COMPLETIONS, completion_body(prompt=[1, 9]))
         await refused(client, engine, COMPLETIONS, completion_body(), param="prompt")
-        await refused(client, engine, CHAT, chat_body())
+        await refused(client, engine, CHAT, chat_body(), param="messages")
         response = await client.post("/detokenize", json={"tokens": [1]})
         assert response.status_code == 400
         error_of(response)
+
+
+async def test_a_chat_without_a_tokenizer_is_not_told_of_a_template():
+    engine = FakeEngine()
+    async with in_process(app_on(engine, tokenizer=None, chat=None, vocab_size=10)) as client:
+        error = await refused(client, engine, CHAT, chat_body(), param="messages")
+        assert "no tokenizer" in error["message"]
 
 
 async def test_tokenize_and_back(client):
