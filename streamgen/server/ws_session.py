@@ -93,7 +93,7 @@ class Session:
         """Serve the socket until it closes, then detach or abort what is open on it."""
         try:
             await self.send(self._protocol.greeting())
-            while await self._serve_one():
+            while not self._closed and await self._serve_one():
                 pass
         except OSError:
             pass  # The socket went while we wrote to it, which ends it as well as a close frame does.
@@ -110,7 +110,11 @@ class Session:
         if message["type"] != "websocket.receive":
             return False
         text = message.get("text")
-        event = self._protocol.take(await self._decoded(text if text is not None else message["bytes"]))
+        frame = await self._decoded(text if text is not None else message["bytes"])
+        if self._closed:
+            # By a relay, while the message was awaited: nobody would read what it begins.
+            return False
+        event = self._protocol.take(frame)
         match event:
             case Create():
                 await self._create(event)
@@ -118,8 +122,8 @@ class Session:
                 await self._resume(event)
             case Cancel():
                 self._open[event.id].relay.cancel()
-            case Reply(frame=frame):
-                await self.send(frame)
+            case Reply(frame=reply):
+                await self.send(reply)
             case Close(code=code, reason=reason):
                 await self.close(code, reason)
         return True

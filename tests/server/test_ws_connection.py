@@ -8,9 +8,10 @@ import pytest
 from streamgen.server.held_bytes import FREE_BYTES
 from streamgen.server.http_protocol import HttpProtocol
 from streamgen.server.ws_connection import WebSocketConnection
+from streamgen.server.ws_protocol import MAX_BAD_FRAMES
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_http_protocol import answer, connect, refusal
-from tests.server.test_ws import until
+from tests.server.test_ws import house, until
 from tests.server.world import app_on, listening
 from tests.server.ws_fakes import serve
 
@@ -136,6 +137,27 @@ async def test_a_plain_get_is_told_to_upgrade(engine, fields):
         writer.close()
 
 
+async def test_what_a_closed_socket_had_sent_already_is_not_begun():
+    creates = [
+        json.dumps({"type": "chat.create", "id": name, "resumable": True, "body": {"name": name}}).encode()
+        for name in "abc"
+    ]
+    async with house() as (server, address):
+        reader, writer = await connect(f"http://{address}")
+        writer.write(handshake())
+        await greeted(reader)
+        # In one piece, so that all of it lies there before the first of it is served.
+        writer.write(frame(TEXT, b"?") * (MAX_BAD_FRAMES + 1) + b"".join(frame(TEXT, create) for create in creates))
+        async with asyncio.timeout(10):
+            while (received_frame := await received(reader))[0] != 8:
+                pass
+        assert int.from_bytes(received_frame[1][:2], "big") == 1008
+        await until(lambda: server.endpoint.num_sockets == 0)
+        assert len(server.endpoint._store) == 0
+        assert server.backend.tenants == []
+        writer.close()
+
+
 @pytest.mark.parametrize(
     "flood",
     [
@@ -150,6 +172,7 @@ async def test_a_plain_get_is_told_to_upgrade(engine, fields):
     ids=["pings", "long pings", "pongs", "messages", "messages that are answered", "fragments"],
 )
 async def test_a_flood_of_frames_closes_the_socket(engine, flood, caplog):
+    # Little comes behind the frame that is one too many: what nobody has read when a connection closes resets it.
     async with listening(app_on(engine)) as base:
         reader, writer = await connect(base)
         writer.write(handshake())
@@ -172,7 +195,6 @@ async def test_pongs_that_nobody_reads_do_not_pile_up():
     """Of those that cannot be written, the newest is kept, and sent when the client reads on."""
     connections = []
 
-    # Little comes behind the frame that is one too many: what nobody has read when a connection closes resets it.
     class Watched(WebSocketConnection):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
