@@ -63,7 +63,7 @@ export class Socket extends EventTarget {
     if (!request || request.cancelled) return;
     request.cancelled = true;
     if (this.state === "open" && request.session) this.#write({ type: "chat.cancel", id });
-    else if (!request.session) this.#end(request, (handlers) => handlers.ondone({ finish_reason: "abort", usage: null }));
+    else if (!request.session) this.#aborted(request);
   }
 
   connect() {
@@ -129,6 +129,12 @@ export class Socket extends EventTarget {
 
   #failed(request, error) {
     const lost = error.code === "not_found" && request.session !== this.#session;
+    const interrupted = lost || error.code === "replay_gone";
+    if (interrupted && request.cancelled) {
+      // What the server keeps no longer has ended, as was wished.
+      this.#aborted(request);
+      return;
+    }
     // Nothing was heard of it: it may never have arrived, and can begin anew.
     if (lost && request.seq === 0 && request.body && request.failures < GIVE_UP_RESUMING) {
       request.failures += 1;
@@ -136,8 +142,12 @@ export class Socket extends EventTarget {
       this.#send(request);
       return;
     }
-    const interrupted = lost || error.code === "replay_gone";
     this.#end(request, (handlers) => handlers.onerror(interrupted ? { ...error, code: "interrupted" } : error));
+  }
+
+  /** It ended by a cancel of which the server has nothing to say. */
+  #aborted(request) {
+    this.#end(request, (handlers) => handlers.ondone({ finish_reason: "abort", usage: null }));
   }
 
   #end(request, tell) {

@@ -74,6 +74,15 @@ class Chat:
     async def break_connection(self) -> None:
         await self.page.run("sockets.at(-1).close()")
 
+    async def lose_connection(self) -> None:
+        """Break it, and let none be made until `find_connection`."""
+        await self.page.run("window.RealSocket = WebSocket; window.WebSocket = class { constructor() { throw 1; } }")
+        await self.break_connection()
+        await self.page.until("document.getElementById('model').innerText.startsWith('Connection lost')")
+
+    async def find_connection(self) -> None:
+        await self.page.run("window.WebSocket = RealSocket; dispatchEvent(new Event('online'))")
+
     async def beside(self) -> Chat:
         """A second tab."""
         page = await self.page.beside(self.base + "/")

@@ -10,6 +10,7 @@ from streamgen.types import FinishReason
 from tests.e2e import cdp
 from tests.e2e.cdp import Browser, BrowserMissingError
 from tests.e2e.chat import chatting, turns
+from tests.server.test_ws import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -232,16 +233,49 @@ async def test_a_lost_connection_comes_back_and_misses_nothing(browser: Browser)
         assert not stream.aborted.is_set()
 
 
+@pytest.mark.parametrize("written", ["", "one"])
+async def test_what_is_stopped_while_the_connection_is_lost_does_not_begin_anew(browser: Browser, written: str) -> None:
+    async with chatting(browser) as chat:
+        stream = await chat.ask("count")
+        if written:
+            stream.say(written)
+            await chat.until_shown(written)
+        await chat.lose_connection()
+        await chat.page.click("#send")
+        # As if the server had been started anew.
+        await until(lambda: chat.app.sockets.num_sockets == 0)
+        chat.app.sockets._store.clear()
+        await chat.find_connection()
+        await chat.until_shown("Stopped.")
+        await chat.written()
+        assert await chat.messages() == [["user", "count"], ["assistant", written]]
+        assert chat.engine.streams == [stream]
+
+
+async def test_what_is_stopped_before_it_was_sent_is_never_sent(browser: Browser) -> None:
+    async with chatting(browser) as chat:
+        await chat.lose_connection()
+        await chat.page.run("document.getElementById('prompt').focus()")
+        await chat.page.type("never mind")
+        await chat.page.press("Enter")
+        await chat.page.click("#send")
+        await chat.until_shown("Stopped.")
+        await chat.find_connection()
+        await chat.connected()
+        await chat.page.click("#new-chat")
+        again = await chat.ask("something else")
+        assert turns(again) == [("user", "something else")]
+        assert chat.engine.streams == [again]
+
+
 async def test_a_server_that_is_gone_is_said_and_found_again(browser: Browser) -> None:
     async with chatting(browser) as chat:
-        await chat.page.run("window.RealSocket = WebSocket; window.WebSocket = class { constructor() { throw 1; } }")
-        await chat.break_connection()
-        await chat.page.until("document.getElementById('model').innerText.startsWith('Connection lost')")
+        await chat.lose_connection()
         # What is written meanwhile is sent once the server is back.
         await chat.page.run("document.getElementById('prompt').focus()")
         await chat.page.type("anybody?")
         await chat.page.press("Enter")
-        await chat.page.run("window.WebSocket = RealSocket; dispatchEvent(new Event('online'))")
+        await chat.find_connection()
         assert turns(await chat.engine.next_stream()) == [("user", "anybody?")]
         await chat.page.until("document.getElementById('model').innerText.startsWith('tiny')")
 
