@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from streamgen.config import ModelConfig
 from streamgen.errors import ConfigError
-from streamgen.loader.chat_templates import chat_template_from_flag
 from streamgen.loader import default_model
+from streamgen.loader.chat_templates import chat_template_from_flag
 from streamgen.loader.generation import GenerationConfig, resolve_generation
 from streamgen.loader.gguf_config import read_gguf_config, read_gguf_sampling
 from streamgen.loader.gguf_file import GGUFFile
