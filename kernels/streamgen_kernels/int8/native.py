@@ -108,11 +108,15 @@ class Builder:
         return self.ir.shuffle_vector(first, vector(ir.Undefined), INTS([0] * LANES))
 
     def across(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """One number from all lanes, in their order."""
-        total = self.ir.extract_element(vector, INT(0))
-        for lane in range(1, LANES):
-            total = combine(total, self.ir.extract_element(vector, INT(lane)))
-        return total
+        """One number from all lanes: of the two halves, then of the halves of those, and so on."""
+        half = LANES // 2
+        while half:
+            partner = self.ir.shuffle_vector(
+                vector, vector.type(ir.Undefined), INTS([lane ^ half for lane in range(LANES)])
+            )
+            vector = combine(vector, partner)
+            half //= 2
+        return self.ir.extract_element(vector, INT(0))
 
     def call(self, name: str, returns: Any, *arguments: Any) -> Any:
         """One of LLVM's own functions, or one of the processor's or the system's."""
