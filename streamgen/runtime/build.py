@@ -65,10 +65,15 @@ def build_runner(
         else:
             model = build_model(decoder, operators=operators, mode=mode, device=device, max_model_len=max_model_len)
             weights = ReadAhead(checkpoint)
-        if checkpoint.dummy:
-            draw_weights(model, config.model.seed)
-        else:
-            load_weights(model, weights, progress)
+        try:
+            if checkpoint.dummy:
+                draw_weights(model, config.model.seed)
+            else:
+                load_weights(model, weights, progress)
+        except BaseException:
+            # It may have threads.
+            model.close()
+            raise
         if device.type != "cpu":
             blocks, max_model_len = sized(_free_bytes(device, config.cache.gpu_memory_utilization))
         runner = ModelRunner(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from itertools import islice
 
 import pytest
 import torch
 
 from streamgen.config import EngineConfig, ModelConfig
+from streamgen.errors import ModelLoadError
 from streamgen.loader import open_checkpoint
 from streamgen.models import int8_decoder
 from streamgen.models.config import DecoderConfig
 from streamgen.models.int8_decoder import int8_block_bytes, int8_refusal
-from streamgen.runtime import build_runner
+from streamgen.runtime import build, build_runner
 from streamgen.types import Admission, Row, StepPlan
 from tests.models import naive_int8
 from tests.models.driver import GREEDY, generate, prompt_logits
@@ -161,6 +163,21 @@ was mending a net between them. "You are late," he said, without looking up. The
 walked since before dawn, eleven miles along the coast, and her shoes were wet. def area(r): return 3.14159 * r ** 2
 gives the area of a circle. In 1969, three astronauts travelled to the Moon; two of them walked on it. Water boils at
 100 degrees."""
+
+
+def test_a_load_that_fails_leaves_no_thread_behind(monkeypatch):
+    monkeypatch.setattr(build, "cpu_threads", lambda: 3)
+    config = ModelConfig(dtype="int8")
+    checkpoint = open_checkpoint(config)
+    fewer = list(islice(checkpoint.tensors(), 20))
+    monkeypatch.setattr(type(checkpoint), "tensors", lambda _: iter(fewer))
+    before = set(threading.enumerate())
+    with pytest.raises(ModelLoadError, match="lacks"):
+        build_runner(EngineConfig(model=config, device="cpu"), checkpoint)
+    for helper in set(threading.enumerate()) - before:
+        helper.join(5)
+    assert set(threading.enumerate()) <= before
+    checkpoint.close()
 
 
 @pytest.mark.timeout(600)
