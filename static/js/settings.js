@@ -32,16 +32,26 @@ function clean(value) {
 /** The body of /v1/chat/completions for a conversation's settings and messages. */
 export function requestBody(model, settings, messages) {
   const { system, ...sampling } = settings;
-  const history = messages
-    .filter((message) => message.content !== "" || message.role === "user")
-    .map(({ role, content }) => ({ role, content }));
   return {
     ...(model ? { model } : {}),
-    messages: system ? [{ role: "system", content: system }, ...history] : history,
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...turns(messages)],
     stream: true,
     stream_options: { include_usage: true },
     ...sampling,
   };
+}
+
+/** Messages in turns: a question whose answer was stopped before it began is one with the next, since many chat
+ * templates refuse two of the same role in a row. */
+function turns(messages) {
+  const history = [];
+  for (const { role, content } of messages) {
+    if (content === "" && role !== "user") continue;
+    const last = history.at(-1);
+    if (last?.role === role) last.content += `\n\n${content}`;
+    else history.push({ role, content });
+  }
+  return history;
 }
 
 /** Ask for settings; resolves to the new ones, or null if the dialog was closed. */

@@ -96,6 +96,16 @@ async def test_stop_keeps_what_was_written(browser: Browser, way: str) -> None:
         assert turns(again)[1] == ("assistant", "and on")
 
 
+async def test_a_question_that_was_stopped_at_once_is_one_with_the_next(browser: Browser) -> None:
+    async with chatting(browser) as chat:
+        stream = await chat.ask("How far is the Moon?")
+        await chat.page.click("#send")
+        await stream.aborted.wait()
+        await chat.written()
+        again = await chat.ask("In miles.")
+        assert turns(again) == [("user", "How far is the Moon?\n\nIn miles.")]
+
+
 async def test_editing_while_an_answer_is_written_stops_it(browser: Browser) -> None:
     async with chatting(browser) as chat:
         stream = await chat.ask("wrong")
