@@ -20,7 +20,8 @@ export TORCH_CPU_INDEX
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make serve     install what is needed, fetch the default model, serve on http://$(HOST):$(PORT)/"
+	@echo "make serve     install what is needed, fetch the default model, serve on http://$(HOST):$(PORT)/;"
+	@echo "               PORT=8001 HOST=... MODEL=... ARGS='--max-model-len 4k' pass things on"
 	@echo "make test      install what is needed and run all tests"
 	@echo "make check     ruff, mypy, import-linter, formatting"
 	@echo "make format    let ruff put the code into shape"

@@ -19,6 +19,8 @@ def table() -> str:
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     for name, flag in flags_of(Serve).items():
         meaning = meanings[name.replace("-", "_")].replace("|", "\\|").replace("\n", " ")
+        if flag.repeatable:
+            meaning += " May be given several times."
         rows.append(f"| `{_shown(flag)}` | {_default(flag)} | {meaning} |")
     return "\n".join(rows) + "\n"
 

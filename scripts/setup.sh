@@ -65,7 +65,7 @@ fi
 python=$venv/bin/python
 
 install_torch
-say "Installing streamgen and its tools."
+say "Installing streamgen and its tools, which takes a minute or two."
 pip install --constraint constraints.txt --editable '.[dev]'
 if ! has_gpu; then
     say "Compiling the CPU's kernels, once."

@@ -49,6 +49,8 @@ class _Reader:
         self._positionals = list(positionals)
         self._by_position: dict[str, str] = {}
         self._values: Values = {}
+        self._open: str | None = None
+        """The repeatable flag whose value was the last word: more of its values may follow."""
         self._config: str | None = None
 
     def read(self, argv: Sequence[str]) -> tuple[Values, str | None]:
@@ -57,6 +59,7 @@ class _Reader:
         while words:
             word = words.pop(0)
             if word == "--":
+                self._open = None
                 for rest in words:
                     self._bare(rest)
                 break
@@ -67,13 +70,18 @@ class _Reader:
         return self._values, self._config
 
     def _bare(self, word: str) -> None:
+        if not self._positionals and self._open is not None:
+            self._add(self._open, word)
+            return
         if not self._positionals:
-            raise ConfigError(f"Unexpected argument {word!r}. A flag with several values is given once for each.")
+            raise ConfigError(f"Unexpected argument {word!r}.")
+        self._open = None
         name = self._positionals.pop(0)
         self._by_position[name] = word
         self._add(name, word)
 
     def _flag(self, word: str, rest: list[str]) -> None:
+        self._open = None
         head, equals, value = word.partition("=")
         head = ALIASES.get(head, head)
         name = head.lstrip("-").replace("_", "-")
@@ -86,6 +94,7 @@ class _Reader:
             self._config = value if equals else _take(name, rest)
         elif (flag := self._flags.get(name)) is not None and not flag.switch:
             self._add(name, value if equals else _take(name, rest))
+            self._open = name if flag.repeatable and not equals else None
         elif (flag := self._flags.get(positive)) is not None and flag.switch:
             if equals:
                 raise ConfigError(f"--{name} takes no value; its opposite is {_opposite(name)}.")

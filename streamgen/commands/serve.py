@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from streamgen.commands.version import DISTRIBUTION
 from streamgen.config import EngineConfig, ServerConfig
 from streamgen.errors import EngineDeadError
+from streamgen.server.auth import is_loopback
 from streamgen.server.listen import listen, url
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     sockets = listen(server.host, server.port)
     address = url(sockets, server.host)
     print(f"streamgen {metadata.version(DISTRIBUTION)} listens on {address} and loads the model.", flush=True)
+    if not server.api_key and not is_loopback(server.host):
+        print(f"Whoever reaches {server.host} may use it: there is no --api-key.", file=sys.stderr, flush=True)
 
     from streamgen.observability.logging import configure_logging
 
@@ -46,6 +49,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     except EngineDeadError as error:
         _leave_thread_behind(1, f"streamgen: {error.message}")
         raise
+    print("Stopped.", flush=True)
     _leave_thread_behind(0)
     return 0
 
@@ -72,7 +76,7 @@ async def _serve(sockets: Sequence[socket.socket], address: str, engine: EngineC
     def announce(serving: ServingModel) -> None:
         print(banner(address + server.root_path, serving), flush=True)
 
-    await Launch(app, sockets, load_with_progress, server, when_ready=announce).run()
+    await Launch(app, sockets, load_with_progress, server, when_ready=announce, when_draining=_announce_drain).run()
     # A drain has its own end, whatever becomes of the engine meanwhile; whoever started the server must still be told.
     if loaded is not None and loaded.engine.failure is not None:
         raise EngineDeadError(f"The engine failed while the server shut down: {loaded.engine.failure}")
@@ -86,6 +90,12 @@ def banner(address: str, serving: ServingModel) -> str:
         f"  API     {address}/v1\n\n"
         f"  Ctrl-C stops the server.\n"
     )
+
+
+def _announce_drain(responses: int, seconds: float) -> None:
+    if responses and seconds:
+        what = "1 response is" if responses == 1 else f"{responses} responses are"
+        print(f"Stopping: {what} still being sent, for up to {seconds:g} s. Ctrl-C again stops at once.", flush=True)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -86,6 +86,8 @@ def _text(kind: Kind, chunk: Any) -> str:
 
 
 def _refusal(status: int, content: bytes) -> str:
+    if status == httpx.codes.UNAUTHORIZED:
+        return "The server wants an API key, and not this one or none: give it with --api-key."
     try:
         return str(msgspec.json.decode(content)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):

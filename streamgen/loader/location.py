@@ -32,6 +32,8 @@ def locate_model(model: str, *, weights: bool) -> Location:
     path = Path(model).expanduser()
     if path.exists():
         return _local(path)
+    if model == default_model.NAME:
+        return Location(model, default_model.fetch())
     if model.startswith((".", "/", "~")) or "\\" in model:
         raise ModelLoadError(f"There is no file or folder {model}.")
     owner_and_name, _, file = _split_gguf(model)

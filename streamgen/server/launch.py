@@ -80,12 +80,15 @@ class Launch:
         config: ServerConfig,
         *,
         when_ready: Callable[[ServingModel], None] = lambda _serving: None,
+        when_draining: Callable[[int, float], None] = lambda _responses, _seconds: None,
     ) -> None:
+        """Args: `when_draining` is told how many responses are still being sent, and the seconds that they get."""
         self._app = app
         self._sockets = list(sockets)
         self._load = load
         self._config = config
         self._when_ready = when_ready
+        self._when_draining = when_draining
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._death: asyncio.Future[str] = self._loop.create_future()
@@ -142,7 +145,9 @@ class Launch:
         """Refuse new work, and wait for the old as long as it may take."""
         self._app.server.draining = True
         grace = self._config.shutdown_timeout if engine is not None else 0.0
-        log.info("draining", seconds=grace, responses=len(self._server.server_state.tasks))
+        responses = len(self._server.server_state.tasks)
+        log.info("draining", seconds=grace, responses=responses)
+        self._when_draining(responses, grace)
         for connection in list(self._server.server_state.connections):
             if isinstance(connection, HttpProtocol):
                 connection.drain()

@@ -44,6 +44,8 @@ class LoadProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bars is not None:
+            if error is None:
+                self._complete()
             self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -53,6 +55,12 @@ class LoadProgress:
                 task = self._bars.add_task(what, total=total)
             else:
                 log.info("loading", stage=what)
+            self._complete()
             self._stage = (what, task)
         if self._bars is not None and (task := self._stage[1]) is not None:
             self._bars.update(task, completed=done, total=total)
+
+    def _complete(self) -> None:
+        """Whoever begins the next stage may not have said that the one before has ended."""
+        if self._bars is not None and self._stage is not None and (task := self._stage[1]) is not None:
+            self._bars.update(task, completed=self._bars.tasks[task].total)

@@ -80,6 +80,9 @@ def test_a_signal_lets_a_stream_finish_and_exits_with_0(tmp_path: Path, number: 
         assert rest[-2:] == ["data: [DONE]", ""]
         assert '"finish_reason":"length"' in "".join(rest)
         assert server.process.wait(WAIT) == 0
+        said = server.process.stdout.read()
+        assert "Stopping: 1 response is still being sent, for up to 30 s." in said
+        assert said.endswith("Stopped.\n")
 
 
 def test_a_stream_that_outlasts_the_grace_time_is_ended_with_an_error(tmp_path: Path) -> None:
@@ -103,6 +106,14 @@ def test_a_second_signal_ends_the_process_where_it_stands(tmp_path: Path) -> Non
             pass
         server.process.terminate()
         assert server.process.wait(WAIT) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("flags, open_to_all", [((), True), (("--api-key", "k"), False)])
+def test_a_server_that_anyone_may_use_is_said_to_be_one(
+    tmp_path: Path, flags: tuple[str, ...], *, open_to_all: bool
+) -> None:
+    done = run("serve", str(tmp_path / "nothing"), "--port", "0", "--host", "0.0.0.0", *flags)
+    assert ("Whoever reaches 0.0.0.0 may use it" in done.stderr) == open_to_all
 
 
 def test_a_model_that_is_not_there_is_one_line_and_1(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from streamgen.commands.bench import measure, with_room
 from streamgen.commands.options import Bench
 from streamgen.commands.source import LocalSource, ServerSource, body_of
-from streamgen.config import EngineConfig
+from streamgen.config import EngineConfig, ServerConfig
 from streamgen.errors import ConfigError, SetupError, StreamgenError
 from streamgen.server.kind import Kind
 from streamgen.server.launch import Loaded
@@ -26,6 +26,14 @@ class Stoppable(FakeEngine):
 
     async def shutdown(self) -> None:
         self.stopped = True
+
+
+async def test_a_server_with_keys_is_answered_with_the_flag_that_gives_one() -> None:
+    app = app_on(FakeEngine(), ServerConfig(api_key=("secret",)))
+    source = ServerSource("http://localhost", "", transport=httpx.ASGITransport(app))
+    with pytest.raises(StreamgenError, match="give it with --api-key"):
+        await anext(source.stream(Kind.COMPLETION, {"prompt": "x"}))
+    await source.close()
 
 
 def server_source(engine: FakeEngine, url: str = "http://localhost/v1/") -> ServerSource:

@@ -87,6 +87,22 @@ def test_numbers_may_have_units(text: str, value: int) -> None:
     assert serve("--max-num-batched-tokens", text).engine.scheduler.max_num_batched_tokens == value
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "m --served-model-name a b",
+        "m --served-model-name a --served-model-name b",
+        "--model m --served-model-name a b --port 1",
+        "--served-model-name a m --served-model-name b",
+        "--served-model-name=a --served-model-name b -- m",
+    ],
+)
+def test_a_flag_with_several_values(argv: str) -> None:
+    model = serve(*argv.split()).engine.model
+    assert model.served_model_name == ("a", "b")
+    assert model.model == "m"
+
+
 def test_auto_is_the_default_of_an_optional_flag() -> None:
     assert serve("--max-model-len", "auto").engine.model.max_model_len is None
     assert serve("--dtype", "auto").engine.model.dtype == "auto"
@@ -128,6 +144,8 @@ def test_what_happens_anyway_may_be_asked_for(argv: str) -> None:
         ("--max-model-length 1", "Did you mean --max-model-len?"),
         ("-z", "Unknown flag -z"),
         ("a b", "Unexpected argument 'b'"),
+        ("a --port 1 b", "Unexpected argument 'b'"),
+        ("m --served-model-name=a b", "Unexpected argument 'b'"),
         ("a --model b", "given twice"),
         ("--port", "--port needs a value"),
         ("--port --host x", "--port needs a value"),

